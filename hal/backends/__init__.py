@@ -1,0 +1,1 @@
+"""Plug-ins that ship with hal. They are found through the same entry points as anybody's."""

@@ -1,0 +1,34 @@
+"""The CPU backend: the references themselves, and ATen's fused operators where they conform."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from hal.backends.cpu import reference
+from hal.capability import Implementation
+from hal.hookspec import Backend, hookimpl
+
+if TYPE_CHECKING:
+    from hal.descriptor import DeviceDescriptor
+
+ATEN: tuple[Implementation, ...] = ()
+
+
+@hookimpl
+def hal_backend() -> Backend:
+    return Backend("cpu", ("cpu",), "references, and ATen's fused operators where they conform")
+
+
+@hookimpl
+def hal_devices(backend: str) -> Sequence[DeviceDescriptor]:
+    from hal.descriptor import describe  # pydantic models of the data sheets: only who asks for devices pays
+
+    return [describe(torch.device("cpu"))] if backend == "cpu" else []
+
+
+@hookimpl
+def hal_implementations(backend: str) -> Sequence[Implementation]:
+    return [*ATEN, *reference.IMPLEMENTATIONS] if backend == "cpu" else []

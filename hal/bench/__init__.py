@@ -1,0 +1,1 @@
+"""Benchmarks. Each is a module: `python -m hal.bench.NAME`."""

@@ -1,0 +1,52 @@
+"""The command line: `hal devices | ops | explain | doctor | conformance run | generate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import hal
+from hal.cli import conformance, devices, doctor, explain, ops
+from hal.cli._console import Group
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="hal",
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"torch-hal {hal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """LLM operators on PyTorch, one meaning on every backend.
+
+    The backend is chosen by HAL_BACKEND (auto, cpu, portable:<torch device>, or a plug-in's name), implementations
+    by HAL_IMPL (attention=aten,rms_norm=reference). Exit status: 0 all good, 1 something failed, 2 could not run.
+    """
+
+
+app.command("devices")(devices.devices)
+app.command("ops")(ops.ops)
+app.command("explain")(explain.explain)
+app.command("doctor")(doctor.doctor)
+app.add_typer(conformance.app, name="conformance")
+
+
+def main() -> None:
+    """Entry point of the `hal` command."""
+    app()

@@ -1,0 +1,51 @@
+"""What the commands share: consoles, JSON output, errors as one clear message with exit status 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hal.errors import HalError
+
+COULD_NOT_RUN = 2
+# Off a terminal rich assumes 80 columns, which cuts case ids; a pipe has no width.
+_PIPE_WIDTH = 200
+
+
+def console(stderr: bool = False) -> Console:
+    """A console for the present streams (tests replace them)."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """Write a value as JSON on stdout."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def table(title: str | None = None) -> Table:
+    """An empty table in the house style."""
+    return Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def line(text: str, style: str = "", stderr: bool = False) -> None:
+    """One line, wrapped by the terminal alone, so that it can be copied."""
+    console(stderr).print(Text(text, style=style), soft_wrap=True)
+
+
+class Group(typer.core.TyperGroup):
+    """A group whose commands' HalErrors are printed as one message, with exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HalError as error:
+            line(f"{type(error).__name__}: {error}", "red", stderr=True)
+            raise typer.Exit(COULD_NOT_RUN) from None

@@ -1,0 +1,176 @@
+"""`hal conformance`: judge a backend's implementations against the contract."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hal.cli._console import console, line, table
+
+if TYPE_CHECKING:
+    from hal.conformance.report import Report
+    from hal.conformance.runner import Plan
+    from hal.conformance.runner import Progress as Callback
+
+app = typer.Typer(no_args_is_help=True, help="Judge implementations against the float64 oracle.")
+
+_MOST_FAILURES_SHOWN = 20
+_SMALL = 40
+
+
+class SuiteName(StrEnum):
+    """The suites: quick for every change, full before a release."""
+
+    quick = "quick"
+    full = "full"
+
+
+@app.callback()
+def _conformance() -> None:
+    """Judge implementations against the float64 oracle."""
+
+
+@app.command("run")
+def run(
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Backend to judge, such as cpu or portable:cpu. Default: HAL_BACKEND, else auto.")
+    ] = None,
+    suite: Annotated[SuiteName, typer.Option(help="Which cases: quick takes a minute on two CPU cores, full ten.")] = SuiteName.quick,
+    op: Annotated[list[str] | None, typer.Option(metavar="OP", help="Only this operator. Repeatable.")] = None,
+    impl: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IMPL", help="Only this implementation. Repeatable. Default: all that the backend registers."),
+    ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only this case, of whatever suite, by its printed id. Repeatable.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Write the report as JSON.")] = None,
+    junit_path: Annotated[Path | None, typer.Option("--junit", metavar="PATH", help="Write the report as JUnit XML.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Processes to judge in; 0 = this one. Default: one per core on the CPU, else one; few cases: 0."
+        ),
+    ] = None,
+) -> None:
+    """Run cases on every implementation of a backend and print what passed, by operator, dtype and implementation.
+
+    Each failure is printed with a command that repeats that one case. Unsupported and skipped cases are counted
+    apart and never as passed. Ctrl-C ends early with a whole report, marked incomplete.
+
+    Exit status: 0 all good, 1 failures (failed or mistrusted), 2 could not run.
+
+    Examples:
+
+    - `hal conformance run`
+    - `HAL_BACKEND=portable:cpu hal conformance run --suite full --json report.json --junit report.xml`
+    - `hal conformance run --op rms_norm --op softmax --impl aten`
+    - `hal conformance run --case 'ID' --backend cpu --impl aten`
+    """
+    from hal import settings
+    from hal.conformance import files, junit, runner
+    from hal.conformance.site import Site
+
+    for path in (json_path, junit_path):
+        if path is not None:
+            files.check_writable(path)
+    site = Site.of(backend or settings.current().backend)
+    what = runner.plan(site, suite.value, tuple(op or ()), tuple(impl or ()), tuple(case or ()))
+    if workers is None:
+        workers = _workers(what)
+    with _progress(what) as callback:
+        report = runner.run(what, workers, callback)
+    if json_path is not None:
+        report.write(json_path)
+    if junit_path is not None:
+        junit.write_junit(report, junit_path)
+    _show(report)
+    raise typer.Exit(report.exit_status())
+
+
+def _workers(what: Plan) -> int:
+    if what.size < _SMALL:
+        return 0
+    return len(os.sched_getaffinity(0)) if what.site.target.device == "cpu" else 1
+
+
+@contextmanager
+def _progress(what: Plan) -> Iterator[Callback | None]:
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task("judging", total=what.size)
+        bad = 0
+
+        def step(result: object, done: int, planned: int) -> None:
+            nonlocal bad
+            bad += getattr(result, "status", "") in ("failed", "mistrusted")
+            description = f"{getattr(result, 'op', '')}" + (f", {bad} bad" if bad else "")
+            bar.update(task, completed=done, total=planned, description=description)
+
+        yield step
+
+
+def _show(report: Report) -> None:
+    from hal.conformance.report import grouped
+
+    target, counts = report.target, report.counts
+    simulated = " (simulated)" if target.simulated else ""
+    device = f"{target.device}, {target.descriptor}" if target.descriptor else target.device
+    line(
+        f"backend {target.backend} on {device}{simulated}, suite {report.request.suite}, "
+        f"hal {report.environment.hal}, torch {report.environment.torch}"
+    )
+    rows = table()
+    rows.add_column("operator")
+    rows.add_column("dtype")
+    rows.add_column("implementation")
+    for column in ("cases", "passed", "failed", "mistrusted", "unsupported", "skipped", "worst share"):
+        rows.add_column(column, justify="right")
+    waived = counts["waived"] > 0
+    if waived:
+        rows.add_column("waived", justify="right")
+    for group in grouped(report.results):
+        share = "–" if group.worst_share is None else f"{group.worst_share:.3f}"
+        cells = [group.op, group.dtype, group.implementation, str(group.total)]
+        cells += [
+            str(group[status] or "–") for status in ("passed", "failed", "mistrusted", "unsupported", "skipped")
+        ]
+        cells.append(share)
+        if waived:
+            cells.append(str(group["waived"] or "–"))
+        rows.add_row(*cells, style="red" if group["failed"] or group["mistrusted"] else "")
+    console().print(rows)
+    if report.missing:
+        line(f"no implementation of {', '.join(report.missing)}", "yellow")
+    for failure in report.environment.plugin_failures:
+        line(f"plug-in left out: {failure}", "yellow")
+    _show_failures(report)
+    total = ", ".join(f"{counts[status]} {status}" for status in counts)
+    if not report.complete:
+        line(f"interrupted after {len(report.results)} of {report.planned} results", "red")
+    line(f"{len(report.results)} results in {report.seconds:.1f} s: {total or 'none'}", "bold")
+    line("share = largest error as a part of its budget; 1 would be all of it")
+    if target.simulated:
+        line("The device is simulated: this shows that conventions agree, not how a chip computes.", "yellow")
+
+
+def _show_failures(report: Report) -> None:
+    for result in report.bad[:_MOST_FAILURES_SHOWN]:
+        line(f"{result.status.upper()} {result.op} {result.dtype} {result.implementation}", "red")
+        for why in result.why:
+            line(f"  {why}")
+        line(f"  repeat: {result.repeat}")
+    more = len(report.bad) - _MOST_FAILURES_SHOWN
+    if more > 0:
+        line(f"and {more} more; --json PATH writes all of them", "red")

@@ -1,0 +1,65 @@
+"""Values that bring faults to light: big means, rows at eps, overflow in half precision, exact integers.
+
+Shape letters: T rows, F features.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hal.conformance.inputs import Draw
+from hal.errors import ArgumentError
+
+__all__ = ["KINDS", "large", "values"]
+
+KINDS = ("normal", "mean50", "mean1000", "tiny", "large", "ints", "mixed", "outlier", "zero_row", "constant_row",
+         "special", "subnormal")
+
+
+def large(dtype: torch.dtype) -> float:
+    """A size whose square overflows half precision, not float32, and that `dtype` holds."""
+    return 2.0e4 if dtype is torch.float16 else 1.0e15
+
+
+def values(draw: Draw, name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, eps: float = 1e-6) -> Tensor:
+    """A tensor of `kind`, rounded to `dtype` once; rows are along the last axis."""
+    x = draw.normal(name, shape)
+    if kind == "mean50":
+        x = x + 50
+    elif kind == "mean1000":
+        x = x + 1000
+    elif kind == "tiny":
+        x = x * math.sqrt(eps)
+    elif kind == "large":
+        x = x.clamp(-3, 3) * large(dtype)
+    elif kind == "ints":
+        x = draw.integers(name, shape, -4, 5).double()
+    elif kind == "mixed":
+        power = draw.integers(f"{name}.power", (*shape[:-1], 1), -6, 7)
+        x = x * torch.pow(2.0, power.double())
+    elif kind == "outlier":
+        x = x.clamp(-2, 2) * 320
+        if x.numel():
+            x[..., shape[-1] // 2] = 16000
+    elif kind == "zero_row":
+        x[:1] = 0
+    elif kind == "constant_row":
+        x[:1] = 1.7
+    elif kind == "special":
+        x = special(draw, name, x)
+    elif kind == "subnormal":
+        x = x * torch.finfo(dtype).smallest_normal
+    elif kind != "normal":
+        raise ArgumentError(f"no values of the kind {kind!r}; there are {', '.join(KINDS)}")
+    return x.to(dtype)
+
+
+def special(draw: Draw, name: str, x: Tensor) -> Tensor:
+    """NaN, Inf and −Inf, one in each of the first three rows, the rest as it is."""
+    flat = x.reshape(-1, x.shape[-1])
+    for row, figure in enumerate((math.nan, math.inf, -math.inf)[: flat.shape[0]]):
+        flat[row, int(draw.integers(f"{name}.special{row}", (1,), 0, x.shape[-1]))] = figure
+    return flat.reshape(x.shape)

@@ -1,0 +1,128 @@
+"""Rules for results that are not approximate: copies bit for bit, quantised codes, keep sets and drawn ids.
+
+Shape letters: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hal.accuracy import Accumulator, growth, unit_roundoff
+from hal.capability import Declares
+from hal.conformance import rules
+from hal.conformance.inputs import Results
+from hal.conformance.rules import Expected, Score
+from hal.conformance.subject import Subject
+
+__all__ = ["sampled", "written"]
+
+
+def written(score: Score, expected: tuple[Expected, ...], y: Results, quotients: dict[str, Tensor]) -> None:
+    """Copies and cache writes: equal bits; codes: equal, or adjacent where value / scale is next to a tie."""
+    score.rules.add("R1")
+    for want, got in zip(expected, y, strict=True):
+        Y = want.Y.to(got.dtype)
+        ratio = quotients.get(want.name)
+        where = want.judged
+        if ratio is not None:
+            where = where & ~_adjacent(got, Y, ratio)
+        if rules.bitwise(score, "R1", want.name, got, Y, "as written by the contract", where):
+            score.use(0.0)
+
+
+def _adjacent(y: Tensor, Y: Tensor, ratio: Tensor) -> Tensor:
+    """Where y is the code on the other side of a tie that value / scale cannot be told from."""
+    eps = unit_roundoff(torch.float32)
+    slack = 2 * eps * ratio.abs()
+    got, want = y.double(), Y.double()
+    middle = (got + want) / 2
+    one_step = (got - want).abs() <= (1.0 if y.dtype is torch.int8 else _step(want, got))
+    return ratio.isfinite() & one_step & ((ratio - middle).abs() <= slack)
+
+
+def _step(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of the two spacings of fp8 e4m3fn around two values: 2⁻³ of the binade, 2⁻⁹ below the normals."""
+    top = torch.maximum(a.abs(), b.abs())
+    return torch.where(top >= 2.0**-6, torch.pow(2.0, top.clamp(min=2.0**-6).log2().floor() - 3), 2.0**-9)
+
+
+def sampled(score: Score, subject: Subject, expected: tuple[Expected, ...], y: Results) -> None:
+    """Probabilities: exact keep sets, R1 on what is kept; ids: within the bound of the oracle's best score."""
+    if subject.op.name == "top_k_top_p_sample":
+        _drawn(score, subject, expected[0], y[0])
+    else:
+        _kept(score, subject, expected[0], y[0])
+
+
+def _filtered(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
+    from hal.ops.sampling import filtered
+
+    a = subject.args
+    kept = filtered(a.logits.double(), a.temperature, a.top_k, a.top_p, a.min_p)
+    return kept.score_BV, kept.keep_BV, kept.doubt_BV
+
+
+def _slack(subject: Subject, score_BV: Tensor) -> Tensor:
+    """How far from p, or from min-p, float32 may put a token."""
+    acc = Accumulator(unit_roundoff(torch.float64 if subject.case.dtype == "float64" else torch.float32))
+    return growth(score_BV.shape[1], acc) + 2 * acc.eps * (1 + score_BV.abs())
+
+
+def _kept(score: Score, subject: Subject, want: Expected, y_BV: Tensor) -> None:
+    score.rules.add("R4")
+    score_BV, keep_BV, doubt_BV = _filtered(subject)
+    open_BV = doubt_BV <= _slack(subject, score_BV)
+    got_BV = y_BV > 0
+    # Underflow: a kept token whose probability is below float32's smallest number may read 0.
+    tiny_BV = keep_BV & (want.Y < torch.finfo(torch.float32).smallest_normal)
+    wrong = (got_BV != keep_BV) & ~open_BV & ~tiny_BV
+    if wrong.any():
+        row, token = (int(i) for i in wrong.nonzero()[0])
+        told = "is dropped, but should be kept" if keep_BV[row, token] else "is kept, but should be dropped"
+        score.find("R4", f"probs[{row},{token}] = {float(y_BV[row, token]):.6g}: token {token} {told} "
+                   f"({int(wrong.sum())} tokens)", "probs")
+        return
+    # A token in doubt may be kept or not; the others renormalise by what this result chose.
+    chosen_BV = torch.where(open_BV, got_BV, keep_BV)
+    mass_BV = torch.where(chosen_BV, score_BV, float("-inf")).exp()
+    Y = mass_BV / mass_BV.sum(-1, keepdim=True)
+    E = Y * (_slack(subject, score_BV) + unit_roundoff(torch.float32) * (1 + score_BV.abs()))
+    judged = Expected(want.name, want.dtype, Y, torch.where(Y > 0, E, 0.0), ~chosen_BV, want.open, want.accumulator)
+    rules.special_values(score, judged, y_BV)
+    rules.element_bound(score, judged, y_BV, Declares())
+
+
+def _drawn(score: Score, subject: Subject, want: Expected, id_B: Tensor) -> None:
+    from hal.ops.sampling import gumbel
+
+    score.rules.add("R1")
+    a = subject.args
+    vocabulary = a.logits.shape[1]
+    if bool(((id_B < 0) | (id_B >= vocabulary)).any()):
+        row = int(((id_B < 0) | (id_B >= vocabulary)).nonzero()[0])
+        score.find("R4", f"ids[{row}] = {int(id_B[row])}, but should lie in 0 … {vocabulary - 1}", "ids")
+        return
+    score_BV, keep_BV, doubt_BV = _filtered(subject)
+    noise_BV = gumbel(a.seed, a.logits, torch.float64)
+    log_p_BV = torch.where(keep_BV, score_BV, float("-inf"))
+    log_p_BV = log_p_BV - log_p_BV.logsumexp(-1, keepdim=True)
+    eps = unit_roundoff(torch.float64 if subject.case.dtype == "float64" else torch.float32)
+    total_BV = log_p_BV + noise_BV
+    bound_BV = 2 * eps * (2 + log_p_BV.abs() + noise_BV.abs())
+    best_B = total_BV.argmax(-1)
+    at_B = id_B[:, None]
+    open_B = (doubt_BV <= _slack(subject, score_BV)).any(-1)
+    gap_B = total_BV.gather(-1, best_B[:, None])[:, 0] - total_BV.gather(-1, at_B)[:, 0]
+    allowed_B = rules.C * (bound_BV.gather(-1, best_B[:, None])[:, 0] + bound_BV.gather(-1, at_B)[:, 0])
+    share_B = torch.where(gap_B > 0, gap_B / allowed_B.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    share_B = torch.where(gap_B.isnan(), torch.where(id_B == want.Y.long(), 0.0, float("inf")), share_B)
+    # Where a token in doubt may enter or leave the keep set, another draw is right too.
+    share_B = torch.where(open_B, 0.0, share_B)
+    if share_B.numel():
+        score.use(float(share_B.max()))
+    wrong = share_B > 1
+    if wrong.any():
+        row = int(share_B.argmax())
+        score.find("R1", f"ids[{row}] = {int(id_B[row])}, but should be {int(best_B[row])}: its score is lower by "
+                   f"{float(gap_B[row]):.4g}, more than {float(allowed_B[row]):.3g} ({int(wrong.sum())} rows)", "ids")

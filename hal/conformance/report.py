@@ -1,0 +1,211 @@
+"""The conformance report: a versioned JSON document that says what ran, where, under which settings, and how it went.
+
+Numbers that JSON lacks (infinite or undefined shares) are written as the strings "Infinity" and "NaN" and read back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hal.conformance.files import write_whole
+from hal.errors import FileError
+
+FORMAT = "hal-conformance-report"
+VERSION = 1
+
+Status = Literal["passed", "failed", "mistrusted", "skipped", "unsupported", "waived"]
+STATUSES: tuple[Status, ...] = ("passed", "failed", "mistrusted", "skipped", "unsupported", "waived")
+BAD: frozenset[str] = frozenset({"failed", "mistrusted"})
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Environment(_Model):
+    """Everything outside hal that numbers may depend on."""
+
+    hal: str
+    git_commit: str | None
+    git_dirty: bool | None
+    torch: str
+    python: str
+    platform: str
+    numerics: dict[str, str]
+    settings: dict[str, str]
+    plugin_failures: tuple[str, ...] = ()
+
+
+class Target(_Model):
+    """What was judged: a backend on a device. `simulated` results prove conventions, not a chip."""
+
+    backend: str
+    device: str
+    descriptor: str | None
+    simulated: bool
+
+
+class Request(_Model):
+    """What the run was asked for; an empty list means no restriction."""
+
+    suite: str
+    ops: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+
+
+class Finding(_Model):
+    """One broken rule: what was found, on which result of the op."""
+
+    rule: str
+    message: str
+    result: str = ""
+
+
+class Result(_Model):
+    """One case judged on one implementation.
+
+    share is the worst share of the error budget (1 = all of it), None where no element was judged against one;
+    r2 and r3 are the figures of the rules against the baseline and for bias. `repeat` is a command that judges
+    this case again, alone.
+    """
+
+    case: str
+    op: str
+    dtype: str
+    implementation: str
+    kind: str
+    status: Status
+    tags: tuple[str, ...] = ()
+    seed: int
+    findings: tuple[Finding, ...] = ()
+    reasons: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    share: float | None = None
+    r2: float | None = None
+    r3: float | None = None
+    seconds: float = 0.0
+    repeat: str
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """The findings and reasons as lines."""
+        return (*(f"{finding.rule}: {finding.message}" for finding in self.findings), *self.reasons)
+
+
+class Report(_Model):
+    """A run, whole or interrupted (`complete` False: `planned` says how many results there would have been).
+
+    missing: the ops asked for of which the backend has no implementation at all.
+    """
+
+    format: Literal["hal-conformance-report"] = "hal-conformance-report"
+    version: int = VERSION
+    started: str
+    seconds: float
+    complete: bool
+    planned: int
+    request: Request
+    target: Target
+    environment: Environment
+    missing: tuple[str, ...] = ()
+    results: tuple[Result, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many results have each status."""
+        return Counter(result.status for result in self.results)
+
+    @property
+    def bad(self) -> tuple[Result, ...]:
+        """The results that make a run fail."""
+        return tuple(result for result in self.results if result.status in BAD)
+
+    def exit_status(self) -> int:
+        """0 all good, 1 failures, 2 could not run.
+
+        2 is for a run that judged nothing, was interrupted, or lacks the implementations of a plug-in that failed.
+        """
+        if self.bad:
+            return 1
+        judged = self.counts["passed"] + self.counts["waived"]
+        return 0 if self.complete and judged and not self.environment.plugin_failures else 2
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, whole or not at all."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
+
+
+class Group(_Model):
+    """The results of one op, dtype and implementation, counted."""
+
+    op: str
+    dtype: str
+    implementation: str
+    counts: dict[str, int]
+    worst_share: float | None
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def __getitem__(self, status: str) -> int:
+        return self.counts.get(status, 0)
+
+
+def grouped(results: Iterable[Result]) -> list[Group]:
+    """Aggregate by op, dtype and implementation, in the order of first appearance."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.op, result.dtype, result.implementation), []).append(result)
+    return [
+        Group(
+            op=op,
+            dtype=dtype,
+            implementation=implementation,
+            counts=dict(Counter(member.status for member in members)),
+            worst_share=worst(member.share for member in members),
+        )
+        for (op, dtype, implementation), members in groups.items()
+    ]
+
+
+def worst(shares: Iterable[float | None]) -> float | None:
+    """The largest share that was measured; an undefined one (NaN) is worse than any number."""
+    measured = [share for share in shares if share is not None]
+    if any(share != share for share in measured):
+        return float("nan")
+    return max(measured, default=None)
+
+
+def read_report(path: Path) -> Report:
+    """Read a report; FileError for a file that is missing, no report, damaged, or of a newer version."""
+    asked = f"cannot read {str(path)!r} as a conformance report"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{asked}: {error}. Name a file written by 'hal conformance run --json'.") from error
+    try:
+        head = _Head.model_validate_json(text)
+        if head.version > VERSION:
+            raise FileError(
+                f"{asked}: it has version {head.version}, this hal reads up to {VERSION}. Upgrade torch-hal to read it."
+            )
+        return Report.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise FileError(
+            f"{asked}: {place}: {first['msg']}. Name a whole file written by 'hal conformance run --json'."
+        ) from error
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    format: Literal["hal-conformance-report"]
+    version: int

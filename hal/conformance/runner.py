@@ -1,0 +1,221 @@
+"""Runs cases on every implementation of a backend and makes the report."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import torch
+
+from hal.conformance.case import Case, Suite, cases, find
+from hal.conformance.environment import environment
+from hal.conformance.judge import judge
+from hal.conformance.report import Finding, Report, Request, Result
+from hal.conformance.site import Site, closest, settings_in_force
+from hal.conformance.workers import Crashed, Done, share_out
+from hal.errors import ArgumentError
+from hal.settings import use
+
+if TYPE_CHECKING:
+    from hal.conformance.verdict import Verdict
+
+Progress = Callable[[Result, int, int], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A case and the names of the implementations to judge on it."""
+
+    case: str
+    implementations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do."""
+
+    site: Site
+    request: Request
+    work: tuple[Work, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """How many results there will be."""
+        return sum(len(piece.implementations) for piece in self.work)
+
+
+def plan(
+    site: Site,
+    suite: Suite = "quick",
+    ops: tuple[str, ...] = (),
+    implementations: tuple[str, ...] = (),
+    case_ids: tuple[str, ...] = (),
+) -> Plan:
+    """Choose cases and implementations. ArgumentError for a name that does not exist or a choice that is empty."""
+    chosen = _choose(site, suite, ops, case_ids)
+    registered = {case.op: site.implementations(case.op) for case in chosen}
+    known = sorted({name for names in registered.values() for name in names})
+    for name in implementations:
+        if name not in known:
+            raise ArgumentError(
+                f"backend {site.target.backend!r} has no implementation {name!r} of the operators asked for; "
+                f"it has {', '.join(known) or 'none'}.{closest(name, known)}"
+            )
+    work = []
+    for case in chosen:
+        names = tuple(name for name in registered[case.op] if not implementations or name in implementations)
+        if names:
+            work.append(Work(case.id, names))
+    if not work:
+        raise ArgumentError(
+            f"nothing to judge: backend {site.target.backend!r} has no implementation of "
+            f"{', '.join(sorted(registered)) or 'any operator with cases'}. 'hal ops' lists what each backend has."
+        )
+    request = Request(suite=suite, ops=ops, implementations=implementations, cases=case_ids)
+    missing = tuple(sorted(op for op, names in registered.items() if not names))
+    return Plan(site, request, tuple(work), missing)
+
+
+def _choose(site: Site, suite: Suite, ops: tuple[str, ...], case_ids: tuple[str, ...]) -> list[Case]:
+    if case_ids:
+        return [find(case_id) for case_id in case_ids]
+    listed = cases(suite=suite, backend=site.target.backend)
+    known = sorted({case.op for case in listed})
+    for op in ops:
+        if op not in known:
+            raise ArgumentError(
+                f"no operator {op!r} has cases in the suite {suite!r}; those with cases are {', '.join(known)}."
+                f"{closest(op, known)}"
+            )
+    chosen = [case for case in listed if not ops or case.op in ops]
+    if not chosen:
+        raise ArgumentError(f"the suite {suite!r} has no cases for this choice; choose other operators.")
+    return chosen
+
+
+def run(what: Plan, workers: int = 0, progress: Progress | None = None) -> Report:
+    """Judge everything in the plan and report.
+
+    workers: 0 judges in this process; more share the cases out among as many processes, where a crash is a failure
+    of its case. Ctrl-C ends the run early with a whole report of what was judged, marked incomplete.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    results: list[Result] = []
+    complete = True
+    stream = _in_workers(what, workers) if workers else _in_process(what)
+    try:
+        for result in stream:
+            results.append(result)
+            if progress is not None:
+                progress(result, len(results), what.size)
+    except KeyboardInterrupt:
+        complete = False
+    finally:
+        stream.close()
+    order = {(piece.case, name): at for at, piece in enumerate(what.work) for name in piece.implementations}
+    results.sort(key=lambda result: order[result.case, result.implementation])
+    return Report(
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.perf_counter() - clock,
+        complete=complete,
+        planned=what.size,
+        request=what.request,
+        target=what.site.target,
+        environment=environment(settings_in_force(), what.site.plugin_failures()),
+        missing=what.missing,
+        results=tuple(results),
+    )
+
+
+def judge_case(site: Site, case: Case, name: str) -> Result:
+    """Judge one case on the implementation of that name."""
+    implementation = site.implementation(case.op, name)
+    # a refusal must show as a refusal, whatever the user's settings let stand in for it
+    with use(fallback="error"):
+        verdict = judge(case, implementation, site.target.device, backend=site.target.backend)
+    return _result(site, case, name, verdict)
+
+
+def repeat_command(backend: str, case_id: str, implementation: str) -> str:
+    """A command line that judges one case on one implementation again."""
+    arguments = ("--case", case_id, "--backend", backend, "--impl", implementation)
+    return "hal conformance run " + " ".join(shlex.quote(argument) for argument in arguments)
+
+
+def _result(site: Site, case: Case, name: str, verdict: Verdict) -> Result:
+    return Result(
+        case=case.id,
+        op=case.op,
+        dtype=case.dtype,
+        implementation=name,
+        kind=site.implementation(case.op, name).kind,
+        status=verdict.status,
+        tags=tuple(sorted(case.tags)),
+        seed=case.seed,
+        findings=tuple(
+            Finding(rule=finding.rule, message=finding.message, result=finding.result) for finding in verdict.findings
+        ),
+        reasons=verdict.reasons,
+        rules=verdict.rules,
+        share=verdict.budget,
+        r2=verdict.r2,
+        r3=verdict.r3,
+        seconds=verdict.seconds,
+        repeat=repeat_command(site.target.backend, case.id, name),
+    )
+
+
+def _in_process(what: Plan) -> Generator[Result, None, None]:
+    for piece in what.work:
+        case = find(piece.case)
+        for name in piece.implementations:
+            yield judge_case(what.site, case, name)
+
+
+def _in_workers(what: Plan, workers: int) -> Generator[Result, None, None]:
+    threads = max(1, torch.get_num_threads() // workers)
+    left: list[Work] = list(what.work)
+    while left:
+        again: list[Work] = []
+        for outcome in share_out(left, workers, _judge_in_worker, (what.site.target.backend, threads)):
+            piece: Work = outcome.item
+            if isinstance(outcome, Done):
+                yield from outcome.value
+            elif len(piece.implementations) > 1:
+                # whichever of them it was: alone, each answers for itself
+                again.extend(Work(piece.case, (name,)) for name in piece.implementations)
+            else:
+                yield _crashed(what.site, outcome)
+        left = again
+
+
+def _crashed(site: Site, crash: Crashed) -> Result:
+    case, name = find(crash.item.case), crash.item.implementations[0]
+    return Result(
+        case=case.id,
+        op=case.op,
+        dtype=case.dtype,
+        implementation=name,
+        kind=site.implementation(case.op, name).kind,
+        status="failed",
+        tags=tuple(sorted(case.tags)),
+        seed=case.seed,
+        reasons=(f"the process that judged it ended with {crash.how}",),
+        repeat=repeat_command(site.target.backend, case.id, name),
+    )
+
+
+def _judge_in_worker(backend: str, threads: int) -> Callable[[Work], list[Result]]:
+    torch.set_num_threads(threads)
+    site = Site.of(backend)
+
+    def work(piece: Work) -> list[Result]:
+        case = find(piece.case)
+        return [judge_case(site, case, name) for name in piece.implementations]
+
+    return work

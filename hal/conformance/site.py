@@ -1,0 +1,107 @@
+"""Where a run takes place: a backend, the device it is judged on, and the implementations it registers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from hal import registry, selection, settings
+from hal.capability import Implementation
+from hal.conformance.report import Target
+from hal.errors import ConfigError, DeviceError
+
+__all__ = ["Site", "closest", "settings_in_force"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A backend (`cpu`, `portable:npu`, never `auto`) on one device."""
+
+    target: Target
+
+    @classmethod
+    def of(cls, backend: str) -> Site:
+        """The site of a backend by name; `auto` takes the accelerator if there is one, else the CPU.
+
+        Raises ConfigError for a name that no plug-in has, DeviceError if the backend has no device here.
+        """
+        if backend == "auto":
+            accelerator = torch.accelerator.current_accelerator(check_available=True)
+            device = torch.device("cpu") if accelerator is None else accelerator
+            backend = selection.auto_backend(device)
+        name, _, parameter = backend.partition(":")
+        found = registry.backend(name)
+        types = _types(backend, parameter, found.parameterised, found.device_types)
+        present = [descriptor for descriptor in registry.devices(backend) if descriptor.torch_device in types]
+        device_name = (present[0].device or present[0].torch_device or types[0]) if present else types[0]
+        _try_device(backend, device_name)
+        return cls(
+            Target(
+                backend=backend,
+                device=device_name,
+                descriptor=f"{present[0].vendor} {present[0].name}" if present else None,
+                simulated=any(descriptor.simulated for descriptor in present[:1]),
+            )
+        )
+
+    @property
+    def _plugin(self) -> str:
+        return self.target.backend.partition(":")[0]
+
+    def implementations(self, op: str) -> tuple[str, ...]:
+        """Names of the registered implementations of an operator, preferred ones first."""
+        return tuple(found.name for found in registry.implementations(self._plugin, op))
+
+    def implementation(self, op: str, name: str) -> Implementation:
+        """One registered implementation."""
+        return next(found for found in registry.implementations(self._plugin, op) if found.name == name)
+
+    def plugin_failures(self) -> tuple[str, ...]:
+        """What plug-ins of this backend failed with; their implementations were not judged."""
+        return tuple(
+            f"{failure.name}: {failure.type}: {failure.message}"
+            for failure in registry.failures()
+            if failure.name.partition(".")[0].partition("@")[0] == self._plugin
+        )
+
+
+def _types(backend: str, parameter: str, parameterised: bool, served: tuple[str, ...]) -> tuple[str, ...]:
+    if not parameterised:
+        if parameter:
+            raise ConfigError(f"backend {backend!r}: {backend.partition(':')[0]} takes no device type; write it alone.")
+        return served
+    name = backend.partition(":")[0]
+    if not parameter:
+        raise ConfigError(f"backend {name!r} needs a torch device type: {name}:cpu, {name}:cuda, {name}:npu …")
+    try:
+        return (torch.device(parameter).type,)
+    except RuntimeError:
+        raise ConfigError(
+            f"backend {backend!r}: torch has no device type {parameter!r}; write one of torch's, such as {name}:cpu or "
+            f"{name}:cuda, and import the package that brings it if it is a vendor's."
+        ) from None
+
+
+def _try_device(backend: str, device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DeviceError(
+            f"backend {backend!r} has no usable device here: torch cannot allocate on {device!r} ({reason}). "
+            f"'hal devices' lists what is present."
+        ) from error
+
+
+def settings_in_force() -> dict[str, str]:
+    """The settings as text, by name."""
+    return {name: str(value) for name, value in settings.current().model_dump().items() if value is not None}
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """" Did you mean …?" or nothing."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""

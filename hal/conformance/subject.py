@@ -1,0 +1,144 @@
+"""What a case expects: the oracle's results, their bounds and the honest baseline, computed once on the CPU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hal import arithmetic
+from hal.accuracy import Accumulator, unit_roundoff
+from hal.capability import Declares
+from hal.conformance.case import Case
+from hal.conformance.inputs import Draft, Results, clone
+from hal.conformance.rules import Expected
+from hal.contract import OPS, Args, Op, dtype_name
+
+__all__ = ["Subject", "subject"]
+
+_recent: OrderedDict[str, Subject] = OrderedDict()
+_KEPT = 4
+
+
+class Subject:
+    """The draft of a case with everything that does not depend on the candidate."""
+
+    def __init__(self, case: Case) -> None:
+        from hal.conformance.cases import family
+
+        self.case = case
+        self.op: Op = OPS[case.op]
+        self.family = family(case.op)
+        self.draft: Draft = self.family.drafted(case)
+        self.args = Args(**self.op.bind((), self.draft.args).__dict__)
+        self._oracle: Results | None = None
+        self._baselines: dict[torch.dtype | None, Results] = {}
+        self._expected: dict[Declares, tuple[Expected, ...]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the results; of the tensors that the op writes, where it has no results."""
+        if not self.op.mutates:
+            return self.op.results
+        return tuple(name for name, _ in named(self.op, vars(self.args)))
+
+    @property
+    def oracle(self) -> Results:
+        """Y of each result, float64 and unrounded (or the written tensors, in their own dtype)."""
+        if self._oracle is None:
+            self._oracle = self._run("oracle", None)
+        return self._oracle
+
+    def baseline(self, p_dtype: torch.dtype | None) -> Results:
+        """The honest baseline's results, with the roundings that an implementation declares."""
+        if p_dtype not in self._baselines:
+            self._baselines[p_dtype] = self._run("baseline", p_dtype)
+        return self._baselines[p_dtype]
+
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtype of each result."""
+        if self.op.mutates:
+            return tuple(t.dtype for _, t in named(self.op, vars(self.args)))
+        return tuple(meta.dtype for meta in self.op.meta(self.args)[: len(self.op.results)])
+
+    def expected(self, declares: Declares) -> tuple[Expected, ...]:
+        """Each result with its bound E for an implementation that declares this u_p."""
+        u_p = float(declares.u_p.get(self.case.dtype, 0.0))
+        Y = self.oracle
+        wide = torch.float64 if self.op.traits(self.args).dtype == "float64" else torch.float32
+        accuracy = self.op.accuracy
+        E: tuple[Tensor | None, ...] = (None,) * len(Y)
+        widened = Args(**{name: _double(value) for name, value in vars(self.args).items()})
+        if accuracy.bound is not None and not self.op.mutates:
+            E = tuple(accuracy.bound(widened, Y, Accumulator(unit_roundoff(wide), u_p)))
+        exact = accuracy.exact(widened, Y) if accuracy.exact is not None else (None,) * len(Y)
+        return tuple(
+            Expected(name, dtype, y, None if e is None else e.double().expand(y.shape),
+                     None if x is None else x.expand(y.shape), self.draft.unjudged.get(name), wide)
+            for name, dtype, y, e, x in zip(self.names, self.dtypes(), Y, E, exact, strict=True)
+        )
+
+    def _run(self, mode: str, p_dtype: torch.dtype | None) -> Results:
+        arguments = clone(vars(self.args))
+        with torch.no_grad():
+            if mode == "oracle":
+                public = arithmetic.oracle(self.op.reference, **arguments)
+            else:
+                public = arithmetic.baseline(p_dtype, self.op.reference, **arguments)
+        return results(self.op, arguments, public)
+
+
+def subject(case: Case) -> Subject:
+    """The subject of a case; the last few are kept, since several implementations are judged in turn."""
+    key = f"{case.id}"
+    if key in _recent:
+        _recent.move_to_end(key)
+        return _recent[key]
+    made = Subject(case)
+    _recent[key] = made
+    while len(_recent) > _KEPT:
+        _recent.popitem(last=False)
+    return made
+
+
+def named(op: Op, arguments: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors that an op writes, with their names; lists are spelt out."""
+    found: list[tuple[str, Tensor]] = []
+    for name in op.mutates:
+        value = arguments[name]
+        if isinstance(value, list | tuple):
+            found.extend((f"{name}[{i}]", t) for i, t in enumerate(value))
+        elif value is not None:
+            found.append((name, value))
+    return found
+
+
+def results(op: Op, arguments: dict[str, Any], public: Any) -> Results:
+    """The results of a call as one tuple; the written tensors, for an op that has no results."""
+    if op.mutates:
+        return tuple(t for _, t in named(op, arguments))
+    return tuple(op.outs(Args(**arguments), public))
+
+
+def p_dtype(declares: Declares, dtype: str) -> torch.dtype | None:
+    """The dtype whose unit roundoff the implementation declares for P, or None for no rounding."""
+    u_p = float(declares.u_p.get(dtype, 0.0))
+    for candidate in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        if u_p and unit_roundoff(candidate) == u_p:
+            return candidate
+    return None
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.double()
+    return [_double(item) for item in value] if isinstance(value, list) else value
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """The torch dtype of a case."""
+    found: torch.dtype = getattr(torch, case.dtype)
+    assert dtype_name(found) == case.dtype
+    return found

@@ -1,0 +1,226 @@
+"""The way of a call: straight to the bound plan where nothing else must see it, else through the torch op.
+
+The short way asks a few cheap questions (the gate), forms a key of the arguments' metadata and the settings in
+force, and calls the plan found under it. Validation and selection run when a key is new.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from hal import settings
+from hal.contract import Args, BoundPlan, Dispatcher, Op
+from hal.errors import HalError, TransformError
+
+__all__ = ["clear", "device_of", "install", "plan_by_id", "plan_packed", "public_function"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_is_compiling = torch.compiler.is_compiling
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_grad_enabled = torch.is_grad_enabled
+_autocast = torch._C._is_any_autocast_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+_policy_key = settings.policy_key
+
+# Keys hold shapes: calls of ever new shapes must not fill the memory.
+_MAX_PLANS = 8192
+
+_loader: Callable[[], Dispatcher] | None = None
+_dispatcher: Dispatcher | None = None
+_lock = threading.RLock()
+_caches: list[dict[Any, BoundPlan]] = []
+
+
+def install(loader: Callable[[], Dispatcher]) -> None:
+    """Say where the dispatcher comes from; it is loaded on the first call of an operator."""
+    global _loader
+    _loader = loader
+
+
+def dispatcher() -> Dispatcher:
+    """The dispatcher in use."""
+    global _dispatcher
+    if _dispatcher is None:
+        if _loader is None:
+            raise HalError("no dispatcher is installed; `import hal` rather than its parts")
+        _dispatcher = _loader()
+    return _dispatcher
+
+
+def clear() -> None:
+    """Forget all bound plans: after a plug-in was registered, and in a forked child."""
+    with _lock:
+        for cache in _caches:
+            cache.clear()
+
+
+os.register_at_fork(after_in_child=clear)
+
+
+def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
+    """The operator's public function."""
+    plans = _new_cache()
+    autocast = bool(op.autocast)
+
+    @functools.wraps(reference)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        if _is_compiling() or _function_modes() or _dispatch_modes() or _functorch_level() is not None:
+            return long_way(op, args, kwargs)
+        if autocast and _autocast():
+            return long_way(op, args, kwargs)
+        grad = _grad_enabled()
+        parts: list[Any] = [_policy_key(), _deterministic()]
+        for value in args:
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                if grad and value.requires_grad:  # type: ignore[attr-defined]
+                    return long_way(op, args, kwargs)
+                parts += (value.dtype, value.shape, value.stride(), value.device)  # type: ignore[attr-defined]
+            elif isinstance(value, Tensor):
+                return long_way(op, args, kwargs)
+            else:
+                parts.append(tuple(map(describe, value)) if kind is list or kind is tuple else value)  # type: ignore[call-overload]
+        for name, value in kwargs.items():
+            kind = type(value)
+            parts.append(name)
+            if kind is Tensor or kind is Parameter:
+                if grad and value.requires_grad:  # type: ignore[attr-defined]
+                    return long_way(op, args, kwargs)
+                parts += (value.dtype, value.shape, value.stride(), value.device)  # type: ignore[attr-defined]
+            elif isinstance(value, Tensor):
+                return long_way(op, args, kwargs)
+            else:
+                parts.append(tuple(map(describe, value)) if kind is list or kind is tuple else value)  # type: ignore[call-overload]
+        key = tuple(parts)
+        try:
+            plan = plans.get(key)
+        except TypeError:  # an argument of a kind that no operator takes; validation says so
+            plan = new_plan(op, op.bind(args, kwargs))
+        if plan is None:
+            plan = plans[key] = _bounded(plans, new_plan(op, op.bind(args, kwargs)))
+        plan.tally.calls += 1
+        return plan.call(*args, **kwargs)
+
+    return call
+
+
+def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Through the torch op: autograd records it, modes and compilers see it."""
+    packed = op.pack(*args, **kwargs)
+    if not _is_compiling():
+        refuse_transforms(op, packed)
+    if op.autocast:
+        packed = _cast(op, packed)
+    if op.host_lengths and _first_device(packed) == "cuda":
+        packed = tuple(
+            None if name in op.host_lengths else value for name, value in zip(op.schema_names, packed, strict=True)
+        )
+    torch_op = getattr(torch.ops.hal, op.torch_name).default
+    if not op.grad:
+        outs = torch_op(*packed)
+    else:
+        save = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in packed)
+        outs = torch_op(*packed, save)
+    if not isinstance(outs, tuple):
+        outs = () if outs is None else (outs,)
+    return op.public(outs[: len(op.results)], packed)
+
+
+def plan_packed(op: Op, packed: Sequence[Any]) -> tuple[BoundPlan, dict[str, Any]]:
+    """The plan of a torch op's call, and the public keyword arguments."""
+    arguments = op.unpack(packed)
+    plans = _packed_caches(op.name)
+    key = (_policy_key(), _deterministic(), *map(describe, packed))
+    plan = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _bounded(plans, new_plan(op, Args(**arguments)))
+    return plan, arguments
+
+
+def plan_by_id(plan_id: int) -> BoundPlan | None:
+    """The plan that a forward pass was bound to, while it lives."""
+    return dispatcher().by_id(plan_id) if plan_id else None
+
+
+def new_plan(op: Op, a: Args) -> BoundPlan:
+    """Validate a call and select its implementation."""
+    op.validate(a)
+    return dispatcher().plan(op, a)
+
+
+def describe(value: Any) -> Any:
+    """The part of a plan key that stands for one argument."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, value.stride(), value.device
+    if isinstance(value, list | tuple):
+        return tuple(map(describe, value))
+    return value
+
+
+def device_of(values: Sequence[Any]) -> torch.device:
+    """Device of a call: that of its first tensor."""
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+            return value[0].device
+    return torch.device("cpu")
+
+
+def refuse_transforms(op: Op, packed: Sequence[Any]) -> None:
+    """TransformError for what torch would otherwise answer with a wrong result or an obscure error."""
+    level = _functorch_level()
+    if level is not None and level.key() is torch._C._functorch.TransformType.Vmap:
+        raise TransformError(f"{op.name} does not run under vmap; write the batch into the tensors' own axes")
+    forward_ad = torch.autograd.forward_ad
+    for value in packed:
+        if not isinstance(value, Tensor):
+            continue
+        if type(value).__module__.startswith("torch.distributed.tensor"):
+            raise TransformError(f"{op.name} does not take DTensor; pass each rank's local tensor (`.to_local()`)")
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+            raise TransformError(f"{op.name} has no forward-mode derivative; use reverse mode (`backward`)")
+
+
+def _cast(op: Op, packed: tuple[Any, ...]) -> tuple[Any, ...]:
+    device_type = _first_device(packed)
+    if not torch.is_autocast_enabled(device_type):
+        return packed
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        value.to(dtype) if name in op.autocast and value.is_floating_point() and value.dtype is not torch.float64 else value
+        for name, value in zip(op.schema_names, packed, strict=True)
+    )
+
+
+def _first_device(packed: Sequence[Any]) -> str:
+    return device_of(packed).type
+
+
+def _new_cache() -> dict[Any, BoundPlan]:
+    cache: dict[Any, BoundPlan] = {}
+    _caches.append(cache)
+    return cache
+
+
+@functools.lru_cache(None)
+def _packed_caches(name: str) -> dict[Any, BoundPlan]:
+    return _new_cache()
+
+
+def _bounded(plans: dict[Any, BoundPlan], plan: BoundPlan) -> BoundPlan:
+    if len(plans) >= _MAX_PLANS:
+        plans.clear()
+    return plan

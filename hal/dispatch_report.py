@@ -1,0 +1,75 @@
+"""The dispatch report: what ran, how often, and each synchronisation."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hal import host, settings
+from hal.contract import Tally
+from hal.errors import FileError, HalError
+
+__all__ = ["report", "reset", "tally", "write_atomically"]
+
+logger = logging.getLogger("hal")
+
+_tallies: dict[tuple[str, ...], Tally] = {}
+
+
+def tally(op: str, backend: str, implementation: str, kind: str, device: str) -> Tally:
+    """The counter of one implementation; the same object for the same names."""
+    key = (op, backend, implementation, kind, device)
+    return _tallies.setdefault(key, Tally(*key))
+
+
+def report() -> dict[str, Any]:
+    """What ran so far: calls by operator and implementation, and synchronisations by who asked for them."""
+    used = sorted((t for t in _tallies.values() if t.calls), key=lambda t: (-t.calls, t.op))
+    return {"calls": [asdict(t) for t in used], "synchronisations": dict(host.synchronisations)}
+
+
+def reset() -> None:
+    """Start counting afresh."""
+    for t in _tallies.values():
+        t.calls = 0
+    host.synchronisations.clear()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises FileError if that cannot be done."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise FileError(f"{str(path)!r} cannot be written ({error}); choose a path in a writable folder") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _at_exit() -> None:
+    try:
+        path = settings.current().report
+        if path is not None:
+            write_atomically(path, json.dumps(report(), indent=2) + "\n")
+    except HalError as error:
+        logger.warning("the dispatch report was not written: %s", error)
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,66 @@
+"""The plug-in contract: what a backend, or an extension of one, tells hal about itself.
+
+A plug-in is a module found through the entry-point group `hal.backends`. The entry's name is the backend's name, or
+`backend.extra` for a plug-in that adds implementations, devices or cases to an existing backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+import torch
+
+from hal.capability import Implementation
+
+if TYPE_CHECKING:
+    from hal.descriptor import DeviceDescriptor
+
+__all__ = ["PROJECT", "Backend", "hookimpl", "hookspec"]
+
+PROJECT = "hal"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend: its name, the torch device types that it serves, and whether it takes a device it is shown.
+
+    parameterised: the backend is asked for as `name:<torch device type>` and serves that type only.
+    claims: says whether `auto` may give the backend this device; None = every device of its types.
+    """
+
+    name: str
+    device_types: tuple[str, ...]
+    description: str = ""
+    parameterised: bool = False
+    claims: Callable[[torch.device], bool] | None = None
+
+
+@hookspec
+def hal_backend() -> Backend | None:  # type: ignore[empty-body]
+    """The backend that this plug-in brings, or None if it extends another."""
+
+
+@hookspec
+def hal_devices(backend: str) -> Sequence[DeviceDescriptor]:  # type: ignore[empty-body]
+    """Descriptors of the devices that are present, for this backend (`name` or `name:<device type>`)."""
+
+
+@hookspec
+def hal_implementations(backend: str) -> Sequence[Implementation]:  # type: ignore[empty-body]
+    """Implementations that this plug-in brings to this backend (`name`, without a device type)."""
+
+
+@hookspec
+def hal_cases(op: str) -> Sequence[Any]:  # type: ignore[empty-body]
+    """Further conformance cases for an operator."""
+
+
+@hookspec
+def hal_descriptors() -> Sequence[DeviceDescriptor]:  # type: ignore[empty-body]
+    """Further data sheets of devices."""

@@ -1,0 +1,190 @@
+"""Gated activations of the feed-forward block: one fused input, gate first, then up.
+
+Shape letters: F features of the result; x is (…, 2F).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hal.accuracy import Accumulator, Accuracy
+from hal.arithmetic import result, widen
+from hal.errors import ArgumentError, ShapeError
+from hal.op import Args, Cost, Meta, Traits, dtype_name, op
+from hal.ops._checks import check_floating
+
+__all__ = ["gelu_and_mul", "silu_and_mul"]
+
+APPROXIMATIONS = ("none", "tanh")
+
+
+def _check_halves(name: str, x: Tensor) -> None:
+    check_floating(name, "x", x)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise ShapeError(
+            f"{name}: x has shape {tuple(x.shape)}; it is (…, 2F), gate then up, so its last axis must be even: "
+            "concatenate gate and up on the last axis"
+        )
+
+
+def _check_finite(name: str, **numbers: float) -> None:
+    for what, value in numbers.items():
+        if not math.isfinite(value):
+            raise ArgumentError(f"{name}: {what} is {value}; it must be a finite number")
+
+
+def _meta(a: Args) -> tuple[Meta, ...]:
+    return (Meta((*a.x.shape[:-1], a.x.shape[-1] // 2), a.x.dtype),)
+
+
+def _dims(a: Args) -> dict[str, int]:
+    return {"features": a.x.shape[-1] // 2}
+
+
+def _silu_pack(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> tuple[Any, ...]:
+    return x, limit, alpha, up_offset
+
+
+def _silu_validate(a: Args) -> None:
+    _check_halves("silu_and_mul", a.x)
+    _check_finite("silu_and_mul", alpha=a.alpha, up_offset=a.up_offset)
+    if a.limit is not None and not a.limit > 0:
+        raise ArgumentError(
+            f"silu_and_mul: limit is {a.limit}; it clamps gate to at most limit and up to ±limit, so it must be a positive "
+            "number, or None for no clamp"
+        )
+
+
+def _silu_traits(a: Args) -> Traits:
+    used = {"limit": a.limit is not None, "alpha": a.alpha != 1.0, "up_offset": a.up_offset != 0.0}
+    return Traits(dtype_name(a.x.dtype), frozenset(name for name, on in used.items() if on), _dims(a))
+
+
+def _silu_cost(a: Args) -> Cost:
+    n = a.x.numel()
+    # Per result: exponential, add, divide, two products; alpha, offset and the two clamps one each.
+    per = 5 + (a.alpha != 1.0) + (a.up_offset != 0.0) + 3 * (a.limit is not None)
+    return Cost(flops=per * (n // 2), bytes=(n + n // 2) * a.x.element_size())
+
+
+def _silu_halves(a: Args, x: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = x.chunk(2, -1)
+    if a.limit is not None:
+        gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit)
+    return gate, up + a.up_offset
+
+
+def _smallest_normal(acc: Accumulator) -> float:
+    return torch.finfo(torch.float32 if acc.eps > 2.0**-50 else torch.float64).tiny
+
+
+def _finite(error: Tensor) -> Tensor:
+    # Where Y is NaN or Inf there is no error to bound: R4 judges those positions.
+    return torch.where(error.isfinite(), error, 0.0)
+
+
+def _silu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    gate, up = _silu_halves(a, a.x)
+    error = 4 * acc.eps * (1 + (a.alpha * gate).abs()) * expected[0].abs()
+    if a.up_offset:
+        error = error + acc.eps * (gate * torch.sigmoid(a.alpha * gate) * a.up_offset).abs()
+    return (_finite(error + _smallest_normal(acc) * (gate * up).abs()),)
+
+
+SILU_ACCURACY = Accuracy(
+    bound=_silu_bound,
+    notes="sigmoid(z), z = alpha·gate: z rounds once, ε|z| absolute, hence at most ε|z| relative in exp(−z), which adds 2ε of "
+    "its own; the sum 1 + exp(−z), the division and two products ε each: 4ε(1 + |z|)|Y| holds them. exp(−z) overflows "
+    "float32 below z = −88.7, where sigmoid is under 2⁻¹²⁷ and becomes 0: 2⁻¹²⁶|gate||up| absolute. The sum up + up_offset is "
+    "a rounding relative to itself; an implementation that rounds up_offset to its accumulator adds ε|up_offset|.",
+)
+
+
+@op(
+    schema="Tensor x, float? limit, float alpha, float up_offset",
+    results=("y",),
+    pack=_silu_pack,
+    validate=_silu_validate,
+    meta=_meta,
+    traits=_silu_traits,
+    cost=_silu_cost,
+    accuracy=SILU_ACCURACY,
+    features=("limit", "alpha", "up_offset"),
+    grad=("x",),
+)
+def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> Tensor:
+    """y = gate · sigmoid(alpha · gate) · (up + up_offset), with gate, up = the halves of x's last axis (SwiGLU).
+
+    ``limit`` first clamps gate to at most limit and up to −limit … limit. The defaults are Llama's gated unit (Shazeer 2020);
+    gpt-oss has limit 7, alpha 1.702, up_offset 1. All in float32 (float64 for float64), rounded once.
+
+    x: (…, 2F), any float. Result: (…, F), dtype of x.
+    Raises ShapeError (odd last axis), DtypeError, and ArgumentError for a limit that is not positive or other numbers that are not finite.
+    """
+    gate, up = _silu_halves(Args(limit=limit, up_offset=up_offset), widen(x))
+    return result(gate * torch.sigmoid(alpha * gate) * up, x.dtype).contiguous()
+
+
+def _gelu_pack(x: Tensor, *, approximate: str = "none") -> tuple[Any, ...]:
+    return x, approximate
+
+
+def _gelu_validate(a: Args) -> None:
+    _check_halves("gelu_and_mul", a.x)
+    if a.approximate not in APPROXIMATIONS:
+        raise ArgumentError(
+            f"gelu_and_mul: approximate is {a.approximate!r}; supported are 'none' (erf) and 'tanh', and neither stands in for "
+            "the other: choose the one the model was trained with"
+        )
+
+
+def _gelu_traits(a: Args) -> Traits:
+    return Traits(dtype_name(a.x.dtype), frozenset({"tanh"} if a.approximate == "tanh" else ()), _dims(a))
+
+
+def _gelu_cost(a: Args) -> Cost:
+    n = a.x.numel()
+    # Per result: erf or tanh, add, three or four products; the cubic of "tanh" four more.
+    return Cost(flops=(9 if a.approximate == "tanh" else 5) * (n // 2), bytes=(n + n // 2) * a.x.element_size())
+
+
+def _gelu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    gate, up = a.x.chunk(2, -1)
+    return (_finite(4 * acc.eps * gate.abs() * up.abs()),)
+
+
+GELU_ACCURACY = Accuracy(
+    bound=_gelu_bound,
+    notes="1 + erf(z) (or tanh) lies in 0 … 2 and cancels for negative gates, so its error is absolute: 1 to 2 ε of erf, at "
+    "most 0.5·kε from an argument that errs by kε relative (|z|·f′(z) < 0.5), one rounding of the sum; halved, times "
+    "|gate||up| with two products: 4ε|gate||up|.",
+)
+
+
+@op(
+    schema="Tensor x, str approximate",
+    results=("y",),
+    pack=_gelu_pack,
+    validate=_gelu_validate,
+    meta=_meta,
+    traits=_gelu_traits,
+    cost=_gelu_cost,
+    accuracy=GELU_ACCURACY,
+    features=("tanh",),
+    grad=("x",),
+)
+def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """y = gelu(gate) · up, with gate, up = the halves of x's last axis (GeGLU).
+
+    ``approximate="none"``: gelu(g) = g/2 · (1 + erf(g/√2)); ``"tanh"``: g/2 · (1 + tanh(√(2/π)(g + 0.044715 g³))), as in Hendrycks
+    and Gimpel 2016. In float32 (float64 for float64), rounded once.
+
+    x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError and ArgumentError.
+    """
+    gate, up = widen(x).chunk(2, -1)
+    return result(F.gelu(gate, approximate=approximate) * up, x.dtype).contiguous()

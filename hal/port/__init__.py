@@ -1,0 +1,3 @@
+"""Bringing models to hal: `hal.port.transformers.apply(model)`."""
+
+from __future__ import annotations

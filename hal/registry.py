@@ -1,0 +1,334 @@
+"""Which backends there are: discovery through entry points, loading on demand, validation at registration."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from hal import hookspec
+from hal.capability import Implementation
+from hal.contract import OPS
+from hal.errors import ConfigError, PluginError
+from hal.hookspec import Backend
+
+if TYPE_CHECKING:
+    from hal.descriptor import DeviceDescriptor
+
+__all__ = [
+    "GROUP", "PluginFailure", "backend", "backend_names", "cases", "devices", "failures", "implementations",
+    "load_all", "register", "unregister",
+]
+
+GROUP = "hal.backends"
+PORTABLE = "portable"
+
+logger = logging.getLogger("hal")
+
+
+@dataclass(frozen=True)
+class PluginFailure:
+    """A plug-in that could not be used: its entry-point name, the exception's type and its text."""
+
+    name: str
+    type: str
+    message: str
+
+
+@dataclass
+class _State:
+    manager: pluggy.PluginManager
+    entries: dict[str, importlib.metadata.EntryPoint] = field(default_factory=dict)
+    backends: dict[str, Backend] = field(default_factory=dict)
+    implementations: dict[str, dict[str, list[Implementation]]] = field(default_factory=dict)
+    owners: dict[str, set[str]] = field(default_factory=dict)
+    failures: dict[str, PluginFailure] = field(default_factory=dict)
+    devices: dict[str, tuple[DeviceDescriptor, ...]] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+
+
+_lock = threading.RLock()
+_state: _State | None = None
+_on_change: list[Callable[[], None]] = []
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def on_change(callback: Callable[[], None]) -> None:
+    """Call back whenever a plug-in was registered or unregistered by hand."""
+    _on_change.append(callback)
+
+
+def backend_names() -> list[str]:
+    """Names of the backends that are installed, from entry-point names alone; nothing is imported."""
+    with _lock:
+        state = _get()
+        return sorted({name.partition(".")[0] for name in state.entries} | set(state.backends))
+
+
+def backend(name: str) -> Backend:
+    """The backend `name`, imported if need be.
+
+    Raises ConfigError if no plug-in has this name, PluginError if the one that has it failed.
+    """
+    with _lock:
+        state = _get()
+        _load(state, name)
+        found = state.backends.get(name)
+        if found is not None:
+            return found
+        failure = state.failures.get(name)
+        if failure is not None:
+            raise PluginError(
+                f"backend {name!r} was asked for, but its plug-in failed: {failure.type}: {failure.message}; "
+                "mend or uninstall it (`hal doctor` lists plug-in failures)", plugin=name,
+            )
+        near = difflib.get_close_matches(name, backend_names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"backend {name!r} is not installed; there are auto, {', '.join(_shown(n) for n in backend_names())}{hint}"
+        )
+
+
+def implementations(name: str, op: str) -> list[Implementation]:
+    """What backend `name` and its extensions register for an operator, preferred ones first."""
+    with _lock:
+        backend(name)
+        return _get().implementations.get(name, {}).get(op, [])
+
+
+def devices(name: str) -> tuple[DeviceDescriptor, ...]:
+    """Descriptors of the devices present for backend `name` (or `portable:<device type>`)."""
+    with _lock:
+        state = _get()
+        if name not in state.devices:
+            backend(name.partition(":")[0])
+            found = _call_each(state, "hal_devices", backend=name)
+            state.devices[name] = tuple(d for _, given in found for d in given or ())
+        return state.devices[name]
+
+
+def cases(op: str) -> list[Any]:
+    """Conformance cases that loaded plug-ins add for an operator."""
+    with _lock:
+        return [case for _, given in _call_each(_get(), "hal_cases", op=op) for case in given or ()]
+
+
+def load_all() -> list[Backend]:
+    """Every backend that loads; those that do not are in `failures()`."""
+    with _lock:
+        state = _get()
+        for name in backend_names():
+            _load(state, name)
+        return [state.backends[name] for name in sorted(state.backends)]
+
+
+def failures() -> list[PluginFailure]:
+    """Plug-ins that failed so far, whether at import or at validation."""
+    with _lock:
+        return [f for _, f in sorted(_get().failures.items())]
+
+
+def register(plugin: Any, name: str) -> None:
+    """Register a plug-in object by hand (`name` or `backend.extra`, as for an entry point).
+
+    Raises PluginError if it is not valid.
+    """
+    with _lock:
+        state = _get()
+        owner = name.partition(".")[0]
+        if owner != name:
+            _load(state, owner)
+        _add(state, name, plugin)
+    _changed()
+
+
+def unregister(name: str) -> None:
+    """Take a plug-in away again."""
+    with _lock:
+        _remove(_get(), name)
+    _changed()
+
+
+def _changed() -> None:
+    for callback in _on_change:
+        callback()
+
+
+def _get() -> _State:
+    global _state
+    if _state is None:
+        manager = pluggy.PluginManager(hookspec.PROJECT)
+        manager.add_hookspecs(hookspec)
+        state = _State(manager)
+        _discover(state)
+        _state = state
+    return _state
+
+
+def _discover(state: _State) -> None:
+    seen: dict[str, importlib.metadata.EntryPoint] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        other = seen.get(entry.name)
+        if other is None:
+            seen[entry.name] = entry
+        elif other.value != entry.value:
+            ours = [e for e in (other, entry) if _distribution(e) == "torch-hal"]
+            text = (
+                f"two plug-ins are named {entry.name!r}: {other.value} of {_distribution(other)} and {entry.value} of "
+                f"{_distribution(entry)}; uninstall one"
+            )
+            _fail(state, entry.name if not ours else f"{entry.name}@{_distribution(entry)}", PluginError(text))
+            if ours:
+                seen[entry.name] = ours[0]
+    state.entries = {name: entry for name, entry in seen.items() if name not in state.failures}
+
+
+def _load(state: _State, name: str) -> None:
+    """Import the plug-ins of one backend: the backend's own first, then its extensions."""
+    wanted = [e for e in state.entries.values() if e.name == name or e.name.startswith(f"{name}.")]
+    for entry in sorted(wanted, key=lambda e: (len(e.name), e.name)):
+        if entry.name in state.tried:
+            continue
+        state.tried.add(entry.name)
+        try:
+            plugin = entry.load()
+            if plugin is None:
+                raise PluginError(f"entry point {entry.name!r} ({entry.value}) gives None, not a plug-in module")
+            _add(state, entry.name, plugin)
+        except Exception as error:  # a plug-in may fail in any way; it must neither hide others nor fail silently
+            _fail(state, entry.name, error)
+
+
+def _add(state: _State, name: str, plugin: Any) -> None:
+    if state.manager.has_plugin(name):
+        raise PluginError(f"a plug-in named {name!r} is registered already; give the other another name", plugin=name)
+    owner = name.partition(".")[0]
+    try:
+        state.manager.register(plugin, name=name)
+    except (ValueError, pluggy.PluginValidationError) as error:
+        raise PluginError(f"plug-in {name!r} does not fit the plug-in contract: {error}", plugin=name) from error
+    try:
+        brought = _call_one(state, name, "hal_backend")
+        if owner == name:
+            _check_backend(name, brought)
+        elif brought is not None:
+            raise PluginError(f"plug-in {name!r} extends {owner!r} and may not bring a backend of its own", plugin=name)
+        existing = [i for by_op in state.implementations.get(owner, {}).values() for i in by_op]
+        added = list(_call_one(state, name, "hal_implementations", backend=owner) or ())
+        for implementation in added:
+            _check_implementation(name, implementation, existing)
+            existing.append(implementation)
+    except Exception:
+        state.manager.unregister(name=name)
+        raise
+    if owner == name:
+        state.backends[name] = brought
+    table: dict[str, list[Implementation]] = {}
+    for implementation in existing:
+        table.setdefault(implementation.op, []).append(implementation)
+    for found in table.values():
+        found.sort(key=lambda i: (i.kind != "native", -i.priority))
+    state.implementations[owner] = table
+    state.failures.pop(name, None)
+    state.devices.clear()
+
+
+def _remove(state: _State, name: str) -> None:
+    if not state.manager.has_plugin(name):
+        return
+    owner = name.partition(".")[0]
+    gone = {id(i) for i in _call_one(state, name, "hal_implementations", backend=owner) or ()}
+    state.manager.unregister(name=name)
+    if owner == name:
+        state.backends.pop(name, None)
+        state.implementations.pop(name, None)
+    else:
+        for found in state.implementations.get(owner, {}).values():
+            found[:] = [i for i in found if id(i) not in gone]
+    state.devices.clear()
+
+
+def _check_backend(name: str, brought: Any) -> None:
+    if not isinstance(brought, Backend):
+        raise PluginError(
+            f"plug-in {name!r} gives {type(brought).__name__} from hal_backend(), but it must give a Backend; "
+            f"a plug-in that extends another backend is named `backend.extra`", plugin=name,
+        )
+    if brought.name != name:
+        raise PluginError(
+            f"plug-in {name!r} brings a backend named {brought.name!r}; entry-point and backend names must be equal",
+            plugin=name,
+        )
+    if not brought.parameterised and not brought.device_types:
+        raise PluginError(f"plug-in {name!r} serves no torch device type; name at least one", plugin=name)
+
+
+def _check_implementation(plugin: str, implementation: Any, existing: Iterable[Implementation]) -> None:
+    def wrong(text: str) -> PluginError:
+        return PluginError(f"plug-in {plugin!r}: {text}", plugin=plugin)
+
+    if not isinstance(implementation, Implementation):
+        raise wrong(f"hal_implementations() gives {type(implementation).__name__}, not Implementation")
+    op = OPS.get(implementation.op)
+    label = f"{implementation.op}:{implementation.name}"
+    if op is None:
+        raise wrong(f"{label} implements an operator that hal does not have; there are {', '.join(sorted(OPS))}")
+    if not implementation.name or set(implementation.name) & set(",= :"):
+        raise wrong(f"{label}: a name must be non-empty, without commas, colons, spaces or equals signs")
+    if any(i.op == implementation.op and i.name == implementation.name for i in existing):
+        raise wrong(f"{label} is registered already; choose another name")
+    expected = _shape(op.signature)
+    for role, function in (("forward", implementation.forward), ("train", implementation.train)):
+        if function is not None and _shape(inspect.signature(function)) != expected:
+            raise wrong(
+                f"{label}: {role} has the signature {inspect.signature(function)}, but it must be {op.signature}"
+            )
+    if implementation.backward is not None and not op.grad:
+        raise wrong(f"{label} brings a backward, but the operator has no gradient")
+    strange = sorted((implementation.supports.features or frozenset()) - set(op.features))
+    if strange:
+        raise wrong(f"{label} names unknown features {', '.join(strange)}; the operator has {', '.join(op.features)}")
+
+
+def _shape(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
+    return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+
+
+def _call_one(state: _State, plugin: str, hook: str, **kwargs: Any) -> Any:
+    for implementation in getattr(state.manager.hook, hook).get_hookimpls():
+        if implementation.plugin_name == plugin:
+            return implementation.function(*(kwargs[name] for name in implementation.argnames))
+    return None
+
+
+def _call_each(state: _State, hook: str, **kwargs: Any) -> list[tuple[str, Any]]:
+    names = [name for name, plugin in state.manager.list_name_plugin() if plugin is not None]
+    return [(name, _call_one(state, name, hook, **kwargs)) for name in names]
+
+
+def _fail(state: _State, name: str, error: BaseException) -> None:
+    state.failures[name] = PluginFailure(name, type(error).__name__, str(error))
+    logger.warning("plug-in %s cannot be used: %s: %s", name, type(error).__name__, error)
+
+
+def _distribution(entry: importlib.metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "an unknown distribution"
+
+
+def _shown(name: str) -> str:
+    return f"{PORTABLE}:<torch device>" if name == PORTABLE else name
