@@ -57,15 +57,16 @@ package: $(STAMP)
 	rm -rf dist
 	$(PY) -m build --no-isolation --outdir dist .
 
-# Runs with any interpreter that has torch for the GPU and hal installed: make gpu GPU_PYTHON=python3
+# Runs with any interpreter that has torch for the device and hal installed (its entry points must be found):
+#   make gpu GPU_PYTHON=python3 COMMIT=$(git rev-parse --short HEAD)
 GPU_PYTHON ?= $(PY)
 GPU_DEVICE ?= cuda
-RESULTS := docs/results
+COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+RESULT := docs/results/$(shell date -u +%Y-%m-%d)-portable-$(GPU_DEVICE)-$(COMMIT).json
 gpu:
-	mkdir -p $(RESULTS)
+	mkdir -p docs/results
 	$(GPU_PYTHON) -m hal.cli doctor
-	HAL_BACKEND=portable:$(GPU_DEVICE) $(GPU_PYTHON) -m hal.cli conformance run $(CONFORMANCE_ARGS) \
-		--json $(RESULTS)/$(shell date -u +%Y-%m-%d)-portable-$(GPU_DEVICE).json
+	HAL_BACKEND=portable:$(GPU_DEVICE) $(GPU_PYTHON) -m hal.cli conformance run --json $(RESULT) $(CONFORMANCE_ARGS)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m hal.bench.call_cost

@@ -144,19 +144,24 @@ class Op:
 
     def unpack(self, packed: Sequence[Any]) -> dict[str, Any]:
         """Public keyword arguments from the torch op's positional ones."""
-        return {name: self._unsplit(name, dict(zip(self.schema_names, packed, strict=True))) for name in
-                self.signature.parameters}
+        if self._one_to_one:
+            return dict(zip(self.schema_names, packed, strict=True))
+        values = dict(zip(self.schema_names, packed, strict=True))
+        return {name: self._joined(name, values) for name in self.signature.parameters}
 
-    def _unsplit(self, name: str, values: Mapping[str, Any]) -> Any:
+    @functools.cached_property
+    def _one_to_one(self) -> bool:
+        return self.schema_names == tuple(self.signature.parameters)
+
+    def _joined(self, name: str, values: Mapping[str, Any]) -> Any:
+        """A public argument from its schema arguments: a tensor or a number, or a tuple of several."""
         parts = self.splits.get(name)
         if parts is None:
             return values.get(name)
-        if name in values and values[name] is not None:
-            return values[name]
-        present = [values[part] for part in parts]
-        if len(parts) == 1:
-            return present[0]
-        return None if all(part is None for part in present) else tuple(present)
+        if name in values:
+            return next((values[part] for part in (name, *parts) if values[part] is not None), None)
+        present = tuple(values[part] for part in parts)
+        return None if all(part is None for part in present) else present
 
     def outs(self, a: Args, public_result: Any) -> tuple[Tensor, ...]:
         """The torch op's results from the public result."""

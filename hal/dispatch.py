@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hal import settings
+from hal.recording import recorder
 from hal.contract import Args, BoundPlan, Dispatcher, Op
 from hal.errors import HalError, TransformError
 
@@ -33,6 +34,7 @@ _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _policy_key = settings.policy_key
+_forward_ad = torch.autograd.forward_ad
 
 # Keys hold shapes: calls of ever new shapes must not fill the memory.
 _MAX_PLANS = 8192
@@ -73,31 +75,27 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
     """The operator's public function."""
     plans = _new_cache()
     autocast = bool(op.autocast)
+    record = recorder(op) if op.grad else None
+    n_results = len(op.results)
 
     @functools.wraps(reference)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-        if _is_compiling() or _function_modes() or _dispatch_modes() or _functorch_level() is not None:
+        if (
+            _is_compiling()
+            or _function_modes()
+            or _dispatch_modes()
+            or _functorch_level() is not None
+            or _forward_ad._current_level >= 0
+            or (autocast and _autocast())
+        ):
             return long_way(op, args, kwargs)
-        if autocast and _autocast():
-            return long_way(op, args, kwargs)
-        grad = _grad_enabled()
-        parts: list[Any] = [_policy_key(), _deterministic()]
-        for value in args:
+        recorded = False
+        parts: list[Any] = [_policy_key(), _deterministic(), *kwargs]
+        for value in (*args, *kwargs.values()) if kwargs else args:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                if grad and value.requires_grad:  # type: ignore[attr-defined]
-                    return long_way(op, args, kwargs)
-                parts += (value.dtype, value.shape, value.stride(), value.device)  # type: ignore[attr-defined]
-            elif isinstance(value, Tensor):
-                return long_way(op, args, kwargs)
-            else:
-                parts.append(tuple(map(describe, value)) if kind is list or kind is tuple else value)  # type: ignore[call-overload]
-        for name, value in kwargs.items():
-            kind = type(value)
-            parts.append(name)
-            if kind is Tensor or kind is Parameter:
-                if grad and value.requires_grad:  # type: ignore[attr-defined]
-                    return long_way(op, args, kwargs)
+                if value.requires_grad:  # type: ignore[attr-defined]
+                    recorded = True
                 parts += (value.dtype, value.shape, value.stride(), value.device)  # type: ignore[attr-defined]
             elif isinstance(value, Tensor):
                 return long_way(op, args, kwargs)
@@ -106,10 +104,16 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
         key = tuple(parts)
         try:
             plan = plans.get(key)
-        except TypeError:  # an argument of a kind that no operator takes; validation says so
+        except TypeError:  # an argument that cannot be hashed is of a kind that no operator takes: validation says so
             plan = new_plan(op, op.bind(args, kwargs))
         if plan is None:
             plan = plans[key] = _bounded(plans, new_plan(op, op.bind(args, kwargs)))
+        if recorded and _grad_enabled():
+            if record is None:
+                return long_way(op, args, kwargs)
+            packed = op.pack(*args, **kwargs)
+            plan.tally.calls += 1
+            return op.public(record(plan, *packed)[:n_results], packed)
         plan.tally.calls += 1
         return plan.call(*args, **kwargs)
 
@@ -121,7 +125,7 @@ def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     packed = op.pack(*args, **kwargs)
     if not _is_compiling():
         refuse_transforms(op, packed)
-    if op.autocast:
+    if op.autocast and _autocast():
         packed = _cast(op, packed)
     if op.host_lengths and _first_device(packed) == "cuda":
         packed = tuple(
@@ -130,9 +134,13 @@ def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     torch_op = getattr(torch.ops.hal, op.torch_name).default
     if not op.grad:
         outs = torch_op(*packed)
+    elif _grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in packed):
+        outs = torch_op(*packed, True)
+    elif _is_compiling() or _functorch_level() is not None:
+        outs = torch_op(*packed, False)
     else:
-        save = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in packed)
-        outs = torch_op(*packed, save)
+        with torch._C._AutoDispatchBelowAutograd():  # nothing to record: spare the autograd kernel, in Python too
+            outs = torch_op(*packed, False)
     if not isinstance(outs, tuple):
         outs = () if outs is None else (outs,)
     return op.public(outs[: len(op.results)], packed)
@@ -142,7 +150,16 @@ def plan_packed(op: Op, packed: Sequence[Any]) -> tuple[BoundPlan, dict[str, Any
     """The plan of a torch op's call, and the public keyword arguments."""
     arguments = op.unpack(packed)
     plans = _packed_caches(op.name)
-    key = (_policy_key(), _deterministic(), *map(describe, packed))
+    parts: list[Any] = [_policy_key(), _deterministic()]
+    for value in packed:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            parts += (value.dtype, value.shape, value.stride(), value.device)
+        elif value is None or kind is float or kind is bool or kind is int:
+            parts.append(value)
+        else:
+            parts.append(describe(value))
+    key = tuple(parts)
     plan = plans.get(key)
     if plan is None:
         plan = plans[key] = _bounded(plans, new_plan(op, Args(**arguments)))
@@ -184,13 +201,16 @@ def refuse_transforms(op: Op, packed: Sequence[Any]) -> None:
     level = _functorch_level()
     if level is not None and level.key() is torch._C._functorch.TransformType.Vmap:
         raise TransformError(f"{op.name} does not run under vmap; write the batch into the tensors' own axes")
-    forward_ad = torch.autograd.forward_ad
+    tangents = _forward_ad._current_level >= 0
     for value in packed:
+        kind = type(value)
+        if (kind is Tensor or kind is Parameter) and not tangents:
+            continue
         if not isinstance(value, Tensor):
             continue
-        if type(value).__module__.startswith("torch.distributed.tensor"):
+        if kind.__module__.startswith("torch.distributed.tensor"):
             raise TransformError(f"{op.name} does not take DTensor; pass each rank's local tensor (`.to_local()`)")
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+        if tangents and _forward_ad.unpack_dual(value).tangent is not None:
             raise TransformError(f"{op.name} has no forward-mode derivative; use reverse mode (`backward`)")
 
 

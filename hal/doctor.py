@@ -1,7 +1,8 @@
-"""What this machine has and what stands in the way: versions, backends, devices, settings, numerics, vendor packages.
+"""What this machine has, and what stands in the way of using it.
 
-Everything is gathered as data; nothing here prints. Vendor packages are imported in processes of their own, with a
-timeout, so that a broken one can neither crash nor hang the caller.
+Versions, backends, devices, settings, numerics switches and vendor packages, gathered as data; nothing here
+prints. Vendor packages are imported in processes of their own, with a timeout, so that a broken one can
+neither crash nor hang the caller.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +28,18 @@ from hal import registry, settings
 from hal.descriptor import DeviceDescriptor
 from hal.errors import HalError
 
-__all__ = ["Backend", "Conflict", "Diagnosis", "Package", "Problem", "Setting", "Versions", "examine", "numerics", "probe"]
+__all__ = [
+    "Backend",
+    "Conflict",
+    "Diagnosis",
+    "Package",
+    "Problem",
+    "Setting",
+    "Versions",
+    "examine",
+    "numerics",
+    "probe",
+]
 
 # Lowest supported and lowest no longer supported versions, as in the distribution's requirements.
 SUPPORTED = {"python": ("3.11", "3.13"), "torch": ("2.10", "2.14"), "transformers": ("5.0", "6.0")}
@@ -128,18 +141,22 @@ class Diagnosis(_Record):
     @property
     def healthy(self) -> bool:
         """Nothing conflicts, nothing failed to load, no package is broken."""
-        return not (self.conflicts or self.problems or any(p.status in ("broken", "timeout") for p in self.packages))
+        return not (
+            self.conflicts or self.problems or any(p.status in ("broken", "timeout") for p in self.packages)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able data; descriptors without their empty fields."""
         data = self.model_dump(mode="json", exclude={"devices"})
-        data["devices"] = {name: [device.to_json() for device in found] for name, found in self.devices.items()}
+        data["devices"] = {
+            name: [device.to_json() for device in found] for name, found in self.devices.items()
+        }
         data["healthy"] = self.healthy
         return data
 
 
 def examine(timeout_s: float = 60.0) -> Diagnosis:
-    """Look at everything. Initialises the runtimes of the devices that are present; `timeout_s` bounds each probe."""
+    """Look at everything; initialises the devices that are present. `timeout_s` bounds each probe."""
     packages = probe(timeout_s=timeout_s)
     problems: list[Problem] = []
     in_force = _settings(problems)
@@ -166,12 +183,13 @@ def examine(timeout_s: float = 60.0) -> Diagnosis:
 
 
 def probe(names: tuple[str, ...] = tuple(PACKAGES), timeout_s: float = 60.0) -> tuple[Package, ...]:
-    """Import each installed package in a process of its own. A package that is not installed costs nothing."""
+    """Import each installed package in a process of its own; one that is not installed costs nothing."""
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return tuple(pool.map(lambda name: _probe(name, PACKAGES.get(name, name), timeout_s), names))
+        return tuple(pool.map(_probe, names, [timeout_s] * len(names)))
 
 
-def _probe(name: str, module: str, timeout_s: float) -> Package:
+def _probe(name: str, timeout_s: float) -> Package:
+    module = PACKAGES.get(name, name)
     version = _version(name)
     if version is None and (name in PACKAGES or importlib.util.find_spec(module) is None):
         return Package(name=name, module=module, status="absent")
@@ -185,12 +203,18 @@ def _probe(name: str, module: str, timeout_s: float) -> Package:
     except subprocess.TimeoutExpired:
         _end(child)
         return Package(
-            name=name, module=module, status="timeout", version=version, detail=f"import took more than {timeout_s:g} s"
+            name=name,
+            module=module,
+            status="timeout",
+            version=version,
+            detail=f"import took more than {timeout_s:g} s",
         )
     said = [line.removeprefix(_MARK) for line in out.splitlines() if line.startswith(_MARK)]
     if child.returncode == 0 and said:
         return Package(name=name, module=module, status="ok", version=version or json.loads(said[-1]) or None)
-    return Package(name=name, module=module, status="broken", version=version, detail=_last_words(child.returncode, err))
+    return Package(
+        name=name, module=module, status="broken", version=version, detail=_last_words(child.returncode, err)
+    )
 
 
 def _end(child: subprocess.Popen[str]) -> None:
@@ -223,19 +247,23 @@ def _conflicts(packages: tuple[Package, ...]) -> Iterator[Conflict]:
         version = found.get(name)
         if version is not None and not _numbers(low) <= _numbers(version) < _numbers(high):
             yield Conflict(
-                what=f"hal {hal.__version__} and {name}", found=f"{name} {version}", wanted=f">={low},<{high}",
+                what=f"hal {hal.__version__} and {name}", found=f"{name} {version}",
+                wanted=f">={low},<{high}",
                 remedy=f"install a {name} in that range",
             )  # fmt: skip
     torch_version, npu = found["torch"].partition("+")[0], found.get("torch_npu")
     # torch_npu 2.13.0.post1 and the like belong to torch 2.13.0.
     if npu is not None and _numbers(npu)[:3] != _numbers(torch_version)[:3]:
         yield Conflict(
-            what="torch and torch_npu", found=f"torch {torch_version}, torch_npu {npu}", wanted="the same version of both",
+            what="torch and torch_npu", found=f"torch {torch_version}, torch_npu {npu}",
+            wanted="the same version of both",
             remedy=f"install torch_npu {torch_version}, or the torch that torch_npu {npu} was built for",
         )  # fmt: skip
     if npu is not None and torch.version.cuda is not None:
         yield Conflict(
-            what="torch and torch_npu", found=f"torch built for CUDA {torch.version.cuda}", wanted="a CPU build of torch",
+            what="torch and torch_npu",
+            found=f"torch built for CUDA {torch.version.cuda}",
+            wanted="a CPU build of torch",
             remedy="keep one environment for CUDA and another for Ascend",
         )
     if "triton" in found and "triton-ascend" in found:
@@ -247,14 +275,8 @@ def _conflicts(packages: tuple[Package, ...]) -> Iterator[Conflict]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The release part: (2, 13, 0) of "2.13.0rc1+cpu"."""
-    numbers = []
-    for part in version.partition("+")[0].split("."):
-        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
-        if not digits:
-            break
-        leading = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
-        numbers.append(int(leading))
-    return tuple(numbers)
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release.group().split("."))) if release else ()
 
 
 def _settings(problems: list[Problem]) -> tuple[Setting, ...]:
@@ -287,7 +309,9 @@ def _backends(problems: list[Problem]) -> tuple[tuple[Backend, ...], dict[str, t
             devices[found.name] = tuple(registry.devices(found.name))
         except Exception as error:  # a vendor's runtime may fail in any way; the rest must still be told
             problems.append(_problem(f"devices of {found.name}", error))
-    problems += [Problem(where=f"plug-in {f.name}", type=f.type, message=f.message) for f in registry.failures()]
+    problems += [
+        Problem(where=f"plug-in {f.name}", type=f.type, message=f.message) for f in registry.failures()
+    ]
     return tuple(backends), devices
 
 
@@ -296,7 +320,7 @@ def _problem(where: str, error: Exception) -> Problem:
 
 
 def numerics() -> dict[str, str]:
-    """The switches that change results, by name; those of devices that torch does not have here are left out."""
+    """The switches that change results, by name; those of devices that this torch lacks are left out."""
     asked: dict[str, Callable[[], Any]] = {
         "float32_matmul_precision": torch.get_float32_matmul_precision,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
@@ -310,8 +334,12 @@ def numerics() -> dict[str, str]:
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         asked |= {
             "cuda.matmul.allow_tf32": lambda: matmul.allow_tf32,
-            "cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: matmul.allow_fp16_reduced_precision_reduction,
-            "cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: matmul.allow_bf16_reduced_precision_reduction,
+            "cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: (
+                matmul.allow_fp16_reduced_precision_reduction
+            ),
+            "cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: (
+                matmul.allow_bf16_reduced_precision_reduction
+            ),
             "cudnn.allow_tf32": lambda: cudnn.allow_tf32,
             "cudnn.deterministic": lambda: cudnn.deterministic,
             "cudnn.benchmark": lambda: cudnn.benchmark,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal import dispatch, dispatch_report, host, registry, settings, torchlib
+from hal import dispatch, dispatch_report, host, recording, registry, settings
 from hal.capability import Accepted, Answer, Implementation, Rejected
 from hal.contract import OPS, Args, BoundPlan, Dispatcher, Op, Tally
 from hal.errors import ConfigError, DeviceError, TransformError, UnsupportedError
@@ -138,7 +138,7 @@ class Plan:
                 f"differentiate; detach it, or choose an implementation that declares lse_grad (`hal explain`)"
             )
         if implementation.backward is None or self.foreign:
-            return torchlib.recompute(self.op, a, grads, needs)
+            return recording.recompute(self.op, a, grads, needs)
         return tuple(implementation.backward(a, outs, grads, needs))
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
 
-from hal import dispatch
+from hal import dispatch, recording
 from hal.contract import Args, BoundPlan, Op
 from hal.errors import TransformError
 
-__all__ = ["backward_schema", "forward_schema", "recompute", "register"]
+__all__ = ["backward_schema", "forward_schema", "register"]
 
 LIBRARY = torch.library.Library("hal", "FRAGMENT")
 
@@ -27,6 +25,7 @@ class _LastPlan(threading.local):
 
 
 _last = _LastPlan()
+_dtypes: dict[tuple[str, torch.dtype], tuple[torch.dtype, ...]] = {}
 
 
 def forward_schema(op: Op) -> str:
@@ -61,64 +60,40 @@ def register(op: Op) -> None:
         _refuse_gradient(op.name, f"{op.name} has no gradient")
 
 
-def recompute(op: Op, a: Args, grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    """Gradients by running the reference again and differentiating it."""
-    leaves: dict[str, Tensor] = {}
-    for name, need in zip(op.grad, needs, strict=True):
-        value = getattr(a, name)
-        if need and value is not None:
-            leaves[name] = value.detach().requires_grad_()
-    with _autograd_enabled():
-        arguments = {k: v.detach() if isinstance(v, Tensor) else v for k, v in vars(a).items()} | leaves
-        outs = op.outs(Args(**arguments), op.reference(**arguments))
-        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.requires_grad]
-        if not pairs:
-            return tuple(None for _ in op.grad)
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True
-        )
-    by_name = dict(zip(leaves, found, strict=True))
-    return tuple(by_name.get(name) for name in op.grad)
-
-
-@contextmanager
-def _autograd_enabled() -> Iterator[None]:
-    # A kernel runs below the autograd dispatch keys: grad mode alone would record nothing.
-    keys = (DispatchKey.AutogradFunctionality, DispatchKey.AutogradOther, DispatchKey.ADInplaceOrView)
-    excluded = [key for key in keys if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
-    for key in excluded:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for key in excluded:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
-
-
 def _forward_kernel(op: Op) -> Callable[..., Any]:
-    n_results = len(op.results)
+    stats, single = bool(op.stats), len(op.results) == 1 and not op.stats
 
-    def kernel(*packed: Any) -> Any:
-        if op.grad:
-            *packed_args, save = packed
-        else:
-            packed_args, save = list(packed), False
-        plan, arguments = dispatch.plan_packed(op, packed_args)
+    def inference(*packed: Any) -> Any:
+        plan, arguments = dispatch.plan_packed(op, packed)
         plan.tally.calls += 1
-        if not save:
-            a = Args(**arguments)
-            outs = op.outs(a, plan.call(**arguments))
-            if op.grad and op.stats:
-                outs = (*outs, *(outs[0].new_empty(0, dtype=m.dtype) for m in op.meta(a)[n_results:]))
-        else:
-            _last.plan = plan
-            outs = plan.train(Args(**arguments))
-        if not op.results:
-            return None
+        outcome = plan.call(**arguments)
+        if single and op.to_outs is None:
+            return outcome
+        outs = op.outs(Args(**arguments), outcome)
+        if stats:
+            device = outs[0].device
+            outs += tuple(torch.empty(0, dtype=dtype, device=device) for dtype in _stat_dtypes(op, arguments))
+        return outs[0] if len(outs) == 1 else outs or None
+
+    def differentiable(*packed: Any) -> Any:
+        if not packed[-1]:
+            return inference(*packed[:-1])
+        plan, arguments = dispatch.plan_packed(op, packed[:-1])
+        plan.tally.calls += 1
+        _last.plan = plan
+        outs = plan.train(Args(**arguments))
         return outs[0] if len(outs) == 1 else outs
 
-    return kernel
+    return differentiable if op.grad else inference
+
+
+def _stat_dtypes(op: Op, arguments: dict[str, Any]) -> tuple[torch.dtype, ...]:
+    # A statistic's dtype follows from the dtype of the leading argument alone; metas are too slow for every call.
+    leading = arguments[op.schema_names[0]].dtype
+    found = _dtypes.get((op.name, leading))
+    if found is None:
+        found = _dtypes[op.name, leading] = tuple(m.dtype for m in op.meta(Args(**arguments))[len(op.results) :])
+    return found
 
 
 def _forward_fake(op: Op) -> Callable[..., Any]:
@@ -144,30 +119,15 @@ def _forward_fake(op: Op) -> Callable[..., Any]:
 
 
 def _backward_kernel(op: Op) -> Callable[..., Any]:
-    n_args, n_kept, n_results = len(op.schema_names), len(op.saves), len(op.results)
+    n_args, n_outs = len(op.schema_names), len(op.schema_names) + len(op.saves)
 
     def kernel(*packed: Any) -> Any:
-        arguments = op.unpack(packed[:n_args])
-        outs = dict(zip(op.saves, packed[n_args : n_args + n_kept], strict=True))
-        grads = packed[n_args + n_kept : n_args + n_kept + n_results]
-        plan_id, needs = packed[-2], tuple(packed[-1])
-        plan = dispatch.plan_by_id(plan_id) or dispatch.plan_packed(op, packed[:n_args])[0]
-        found = plan.backward(Args(**arguments), outs, grads, needs)
-        device = dispatch.device_of(packed)
-        results = tuple(
-            _gradient(arguments[name], d, need, device) for name, d, need in zip(op.grad, found, needs, strict=True)
-        )
-        return results[0] if len(results) == 1 else results
+        arguments, outs, grads, (plan_id, needs) = packed[:n_args], packed[n_args:n_outs], packed[n_outs:-2], packed[-2:]
+        plan = dispatch.plan_by_id(plan_id) or dispatch.plan_packed(op, arguments)[0]
+        found = recording.gradients(op, plan, arguments, outs, grads, tuple(needs))
+        return found[0] if len(found) == 1 else found
 
     return kernel
-
-
-def _gradient(argument: Tensor | None, found: Tensor | None, need: bool, device: torch.device) -> Tensor:
-    if argument is None or not need:
-        return torch.empty(0, device=device)
-    if found is None:
-        return torch.zeros_like(argument, memory_format=torch.contiguous_format)
-    return found.to(argument.dtype).contiguous()
 
 
 def _backward_fake(op: Op) -> Callable[..., Any]:
@@ -189,22 +149,11 @@ def _backward_fake(op: Op) -> Callable[..., Any]:
 
 
 def _register_autograd(op: Op) -> None:
-    names, n_results, n_stats = op.schema_names, len(op.results), len(op.stats)
-    out_names = (*op.results, *op.stats)
-    grad_positions = tuple(names.index(name) for name in op.grad)
-
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        outs = output if isinstance(output, tuple) else (output,)
-        ctx.plan, _last.plan = _last.plan, None
-        ctx.set_materialize_grads(False)
-        if n_stats:
-            ctx.mark_non_differentiable(*outs[n_results:])
+        plan, _last.plan = _last.plan, None
         *packed, ctx.saved = inputs
-        if not ctx.saved:
-            return
-        tensors = [v for v in packed if isinstance(v, Tensor)]
-        ctx.layout = tuple(None if isinstance(v, Tensor) else (v,) for v in packed)
-        ctx.save_for_backward(*tensors, *(outs[out_names.index(name)] for name in op.saves))
+        if ctx.saved:
+            recording.keep(ctx, op, plan, packed, output if isinstance(output, tuple) else (output,))
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if not ctx.saved:
@@ -212,18 +161,7 @@ def _register_autograd(op: Op) -> None:
                 f"{op.name}_fwd was called with save=False and then differentiated; call hal.ops.{op.name}, "
                 "or pass save=True"
             )
-        kept = list(ctx.saved_tensors)
-        packed = [kept.pop(0) if slot is None else slot[0] for slot in ctx.layout]
-        needs = [ctx.needs_input_grad[i] for i in grad_positions]
-        found = _op("_bwd")(*packed, *kept, *grads[:n_results], ctx.plan.id if ctx.plan else 0, needs)
-        found = found if isinstance(found, tuple | list) else (found,)
-        results: list[Tensor | None] = [None] * (len(names) + 1)
-        for position, need, gradient in zip(grad_positions, needs, found, strict=True):
-            results[position] = gradient if need else None
-        return tuple(results)
-
-    def _op(suffix: str) -> Any:
-        return getattr(torch.ops.hal, op.name + suffix).default
+        return (*recording.backward(ctx, op, grads, ctx.needs_input_grad), None)
 
     torch.library.register_autograd(f"hal::{op.name}_fwd", backward, setup_context=setup_context, lib=LIBRARY)
 

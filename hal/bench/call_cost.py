@@ -2,8 +2,8 @@
 
     python -m hal.bench.call_cost [--json PATH] [--device cpu] [--rounds N]
 
-"over bare" is what a way of calling adds to the implementation called directly with the same arguments (as for
-a backward pass where one is recorded); the limits are the design's. The items below "short way" are measured
+"over bare" is what a way of calling adds to the implementation called directly with the same arguments (for a
+recorded call: as for a backward pass); the limits are the design's. The items below "short way" are measured
 alone, so they need not add up to it.
 """
 

@@ -35,8 +35,10 @@ def root(
 ) -> None:
     """LLM operators on PyTorch, one meaning on every backend.
 
-    The backend is chosen by HAL_BACKEND (auto, cpu, portable:<torch device>, or a plug-in's name), implementations
-    by HAL_IMPL (attention=aten,rms_norm=reference). Exit status: 0 all good, 1 something failed, 2 could not run.
+    The backend is chosen by `HAL_BACKEND` (auto, cpu, `portable:<torch device>`, or a plug-in's name),
+    implementations by `HAL_IMPL` (`attention=aten,rms_norm=reference`).
+
+    Exit status: 0 all good, 1 something failed, 2 could not run.
     """
 
 

@@ -49,3 +49,6 @@ class Group(typer.core.TyperGroup):
         except HalError as error:
             line(f"{type(error).__name__}: {error}", "red", stderr=True)
             raise typer.Exit(COULD_NOT_RUN) from None
+        except KeyboardInterrupt:
+            line("interrupted", "red", stderr=True)
+            raise typer.Exit(COULD_NOT_RUN) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,9 +79,8 @@ class Target:
             return cls(op, getattr(implementation, "__name__", "callable"), Declares(), implementation)
         if backend is None or not _registered(op, implementation, backend):
             return cls(op, implementation.name, implementation.declares, implementation.forward, implementation)
-        import hal.ops
-
-        return cls(op, implementation.name, implementation.declares, getattr(hal.ops, op.name), implementation, backend)
+        public = getattr(importlib.import_module(op.reference.__module__), op.name)
+        return cls(op, implementation.name, implementation.declares, public, implementation, backend)
 
     @property
     def registered(self) -> bool:

@@ -155,12 +155,10 @@ class _Trial:
                 continue
             rules.special_values(self.score, want, got)
             rules.element_bound(self.score, want, got, self.target.declares)
-            b = None
             if want.dtype in rules.SIXTEEN and want.Y.numel() >= rules.ENOUGH:
                 b = self.subject.baseline(p_dtype(self.target.declares, self.case.dtype))[i]
-            if b is not None:
                 rules.against_baseline(self.score, want, got, b)
-            rules.bias(self.score, want, got)
+                rules.bias(self.score, want, got, b)
             self.score.rules.add("R6")
             empty_claim = rules.vacuous(want, self.subject.op.accuracy.free_share)
             if empty_claim and "special" not in self.case.tags:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from hal.conformance.environment import environment
 from hal.conformance.judge import judge
 from hal.conformance.report import Finding, Report, Request, Result
 from hal.conformance.site import Site, closest, settings_in_force
-from hal.conformance.workers import Crashed, Done, share_out
+from hal.conformance.workers import Done, share_out
 from hal.errors import ArgumentError
 from hal.settings import use
 
@@ -136,8 +137,13 @@ def judge_case(site: Site, case: Case, name: str) -> Result:
     """Judge one case on the implementation of that name."""
     implementation = site.implementation(case.op, name)
     # a refusal must show as a refusal, whatever the user's settings let stand in for it
-    with use(fallback="error"):
-        verdict = judge(case, implementation, site.target.device, backend=site.target.backend)
+    try:
+        with use(fallback="error"):
+            verdict = judge(case, implementation, site.target.device, backend=site.target.backend)
+    except Exception as error:  # one case that cannot be judged must not cost the report of all others
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"the case could not be judged: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        return _failed(site, case, name, told)
     return _result(site, case, name, verdict)
 
 
@@ -190,12 +196,12 @@ def _in_workers(what: Plan, workers: int) -> Generator[Result, None, None]:
                 # whichever of them it was: alone, each answers for itself
                 again.extend(Work(piece.case, (name,)) for name in piece.implementations)
             else:
-                yield _crashed(what.site, outcome)
+                told = f"the process that judged it ended with {outcome.how}"
+                yield _failed(what.site, find(piece.case), piece.implementations[0], told)
         left = again
 
 
-def _crashed(site: Site, crash: Crashed) -> Result:
-    case, name = find(crash.item.case), crash.item.implementations[0]
+def _failed(site: Site, case: Case, name: str, told: str) -> Result:
     return Result(
         case=case.id,
         op=case.op,
@@ -205,7 +211,7 @@ def _crashed(site: Site, crash: Crashed) -> Result:
         status="failed",
         tags=tuple(sorted(case.tags)),
         seed=case.seed,
-        reasons=(f"the process that judged it ended with {crash.how}",),
+        reasons=(told,),
         repeat=repeat_command(site.target.backend, case.id, name),
     )
 

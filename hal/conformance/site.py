@@ -11,6 +11,7 @@ import torch
 from hal import registry, selection, settings
 from hal.capability import Implementation
 from hal.conformance.report import Target
+from hal.descriptor import DeviceDescriptor
 from hal.errors import ConfigError, DeviceError
 
 __all__ = ["Site", "closest", "settings_in_force"]
@@ -42,7 +43,7 @@ class Site:
             Target(
                 backend=backend,
                 device=device_name,
-                descriptor=f"{present[0].vendor} {present[0].name}" if present else None,
+                descriptor=_title(present[0]) if present else None,
                 simulated=any(descriptor.simulated for descriptor in present[:1]),
             )
         )
@@ -66,6 +67,11 @@ class Site:
             for failure in registry.failures()
             if failure.name.partition(".")[0].partition("@")[0] == self._plugin
         )
+
+
+def _title(descriptor: DeviceDescriptor) -> str:
+    vendor, name = descriptor.vendor, descriptor.name
+    return name if name.lower().startswith(vendor.lower()) else f"{vendor} {name}"
 
 
 def _types(backend: str, parameter: str, parameterised: bool, served: tuple[str, ...]) -> tuple[str, ...]:

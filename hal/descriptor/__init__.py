@@ -1,4 +1,4 @@
-"""What is known about a device: sourced figures, the data sheets that ship with hal, and what a live device answers."""
+"""What is known about devices: sourced figures, the data sheets that ship, and what live ones answer."""
 
 from __future__ import annotations
 

@@ -11,13 +11,14 @@ Flavour = Literal["nvidia", "hip", "cuda-like"]
 
 # Drivers since 2021 say "NVIDIA …"; the others are names of older boards, virtual GPUs and Jetson modules.
 _NVIDIA = (
-    "nvidia", "tesla ", "geforce ", "quadro ", "titan ", "grid ", "a100-", "a30-", "a40-", "orin", "xavier", "thor",
+    "nvidia", "tesla ", "geforce ", "quadro ", "titan ", "grid ",
+    "a100-", "a30-", "a40-", "orin", "xavier", "thor",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What a torch build says of itself: its version, and the CUDA or HIP release that it was compiled for."""
+    """What a torch build says of itself: its version, and the CUDA or HIP release it was compiled for."""
 
     version: str
     cuda: str | None = None
@@ -31,10 +32,11 @@ class TorchBuild:
 
 
 def cuda_flavour(device_name: str, build: TorchBuild | None = None) -> Flavour:
-    """The flavour of a device that torch calls cuda, from its name and torch's build (default: this process's).
+    """The flavour of a device that torch calls cuda, by its name and torch's build (this process's).
 
-    HIP builds (AMD, Hygon) say so themselves. MetaX, Iluvatar and T-Head present themselves as CUDA, so a device counts
-    as NVIDIA only if its name is one of NVIDIA's: an unknown name is "cuda-like", which no CUDA kernel of hal's claims.
+    HIP builds (AMD, Hygon) say so themselves. MetaX, Iluvatar and T-Head present themselves as CUDA, so a
+    device counts as NVIDIA only if its name is one of NVIDIA's: an unknown name is "cuda-like", which no
+    CUDA kernel of hal's claims.
     """
     build = TorchBuild.current() if build is None else build
     if build.hip is not None:

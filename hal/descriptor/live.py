@@ -1,4 +1,4 @@
-"""Descriptors of the devices that are present: what the device answers, beside the figures of its data sheet."""
+"""Descriptors of devices that are present: what they answer, beside the figures of their data sheets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from hal.errors import DeviceError
 
 __all__ = ["describe"]
 
-_VENDOR_IDS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "0x41": "Arm", "0x48": "HiSilicon", "0xc0": "Ampere"}
+_VENDOR_IDS = {
+    "GenuineIntel": "Intel",
+    "AuthenticAMD": "AMD",
+    "0x41": "Arm",
+    "0x48": "HiSilicon",
+    "0xc0": "Ampere",
+}
 R = TypeVar("R", ComputeUnit, MemoryLevel, Link, Rate)
 
 _SIMD_BITS = {"AVX512": 512, "AVX2": 256, "SVE256": 256}
 
 
 def describe(device: str | torch.device | int = "cpu") -> DeviceDescriptor:
-    """The descriptor of a live device; figures that it reports come first, then those of its data sheet, if any.
+    """The descriptor of a live device; what it reports comes first, then the figures of its data sheet.
 
-    This is the first thing that may initialise a device's runtime. Raises DeviceError for a device type that torch does
-    not know, one that is not available, or an index that does not exist.
+    This is the first thing that may initialise a device's runtime. Raises DeviceError for a device type
+    that torch does not know, one that is not available, or an index that does not exist.
     """
     where = _present(device)
     if where.type == "cpu":
@@ -43,8 +49,8 @@ def _present(device: str | torch.device | int) -> torch.device:
         where = torch.device(device)
     except RuntimeError as error:
         raise DeviceError(
-            f"{device!r} is no device that this torch knows ({str(error).splitlines()[0]}); give a torch device such as "
-            "'cpu' or 'cuda:0', and import the package that registers a device of its own first"
+            f"{device!r} is no device that this torch knows ({str(error).splitlines()[0]}); give a torch device "
+            "such as 'cpu' or 'cuda:0', and import the package that registers a device of its own first"
         ) from error
     if where.type == "cpu":
         return torch.device("cpu")
@@ -54,7 +60,9 @@ def _present(device: str | torch.device | int) -> torch.device:
     count = getattr(module, "device_count", lambda: 1)()
     index = where.index if where.index is not None else getattr(module, "current_device", lambda: 0)()
     if not 0 <= index < count:
-        raise DeviceError(f"{where} was asked for; torch sees {count} {where.type} device(s), 0 to {count - 1}")
+        raise DeviceError(
+            f"{where} was asked for; torch sees {count} {where.type} device(s), 0 to {count - 1}"
+        )
     return torch.device(where.type, index)
 
 
@@ -75,7 +83,9 @@ class _Reader:
     def __call__(self, value: Any, unit: str, note: str | None = None) -> Figures:
         if value is None or value == "" or value == 0:
             return ()
-        return (Figure(value=value, unit=unit, source=self.source, date=self.date, kind="measured", note=note),)
+        return (
+            Figure(value=value, unit=unit, source=self.source, date=self.date, kind="measured", note=note),
+        )
 
     def flag(self, value: bool | None) -> Figures:
         if value is None:
@@ -110,7 +120,9 @@ def _cuda(where: torch.device) -> DeviceDescriptor:
             ),
             MemoryLevel(name="L2", size=read(ask("L2_cache_size"), "B")),
             MemoryLevel(
-                name="L1", per="SM", size=read(ask("shared_memory_per_multiprocessor"), "B", "usable as shared memory")
+                name="L1",
+                per="SM",
+                size=read(ask("shared_memory_per_multiprocessor"), "B", "usable as shared memory"),
             ),
             MemoryLevel(name="registers", per="SM", size=read(registers * 4 if registers else None, "B")),
         ),
@@ -170,7 +182,9 @@ def _other(where: torch.device) -> DeviceDescriptor:
     sheet = find(str(name))
     total = getattr(props, "total_memory", None) or _answer(module, "recommended_max_memory")
     return DeviceDescriptor(
-        vendor=sheet.vendor if sheet else str(getattr(props, "vendor", None) or getattr(module, "vendor", "unknown")),
+        vendor=sheet.vendor
+        if sheet
+        else str(getattr(props, "vendor", None) or getattr(module, "vendor", "unknown")),
         name=str(name),
         torch_device=where.type,
         device=str(where),
@@ -201,8 +215,6 @@ def _cpu() -> DeviceDescriptor:
     features = {
         "matrix_units": proc.flag(any(flag.startswith("amx") for flag in flags) if flags else None),
         "bf16": proc.flag("avx512_bf16" in flags or "bf16" in flags if flags else None),
-        "fp64": proc.flag(True),
-        "graph_capture": system.flag(False),
     }
     return DeviceDescriptor(
         vendor=_VENDOR_IDS.get(info.get("vendor_id", info.get("CPU implementer", "")), "unknown"),
@@ -211,11 +223,15 @@ def _cpu() -> DeviceDescriptor:
         torch_device="cpu",
         device="cpu",
         compute=(
-            ComputeUnit(name="core", count=proc(_physical_cores(), "count")),
-            ComputeUnit(name="hardware thread", count=system(_usable_threads(), "count", "usable by this process")),
+            ComputeUnit(name="core", count=_Reader("/sys/devices/system/cpu")(_physical_cores(), "count")),
+            ComputeUnit(
+                name="hardware thread", count=system(_usable_threads(), "count", "usable by this process")
+            ),
         ),
         memory=(MemoryLevel(name="device", size=system(_memory(), "B")), *_caches()),
-        vector=_Reader("torch.backends.cpu.get_cpu_capability")(_SIMD_BITS.get(capability), "bit", capability),
+        vector=_Reader("torch.backends.cpu.get_cpu_capability")(
+            _SIMD_BITS.get(capability), "bit", capability
+        ),
         features={name: figures for name, figures in features.items() if figures},
     )
 
@@ -259,7 +275,9 @@ def _caches() -> Iterable[MemoryLevel]:
         sharers = _text(index / "shared_cpu_list")
         factor = 2**10 if size.endswith("K") else 2**20
         yield MemoryLevel(
-            name=f"L{level}", per="core", size=read(int(size[:-1]) * factor, "B", f"shared by threads {sharers}")
+            name=f"L{level}",
+            per="core",
+            size=read(int(size[:-1]) * factor, "B", f"shared by threads {sharers}"),
         )
 
 
@@ -292,7 +310,8 @@ def _merge(live: DeviceDescriptor, sheet: DeviceDescriptor) -> DeviceDescriptor:
         },
     }
     for name in (
-        "sparsity", "warp", "vector", "registers_per_thread", "resident_warps", "alignment", "burst", "power", "process",
+        "sparsity", "warp", "vector", "registers_per_thread", "resident_warps",
+        "alignment", "burst", "power", "process",
     ):  # fmt: skip
         update[name] = _union(getattr(live, name), getattr(sheet, name))
     return live.model_copy(update=update)
@@ -304,20 +323,21 @@ def _union(first: Figures, second: Figures) -> Figures:
 
 def _join(first: tuple[R, ...], second: tuple[R, ...], *key: str) -> tuple[R, ...]:
     """The records of both, figures of one and the same record side by side."""
-
-    def name_of(record: R) -> tuple[Any, ...]:
-        return tuple(getattr(record, part) for part in key)
-
-    others = {name_of(record): record for record in second}
+    others: dict[tuple[Any, ...], R] = {
+        tuple(getattr(record, part) for part in key): record for record in second
+    }
     joined: list[R] = []
     for record in first:
-        other = others.pop(name_of(record), None)
-        if other is not None:
-            both = {
-                field: _union(value, getattr(other, field))
-                for field in type(record).model_fields
-                if isinstance(value := getattr(record, field), tuple)
-            }
-            record = record.model_copy(update=both)
-        joined.append(record)
-    return (*joined, *others.values())
+        other = others.pop(tuple(getattr(record, part) for part in key), None)
+        joined.append(record if other is None else _side_by_side(record, other))
+    joined.extend(others.values())
+    return tuple(joined)
+
+
+def _side_by_side(record: R, other: R) -> R:
+    both = {
+        field: _union(value, getattr(other, field))
+        for field in type(record).model_fields
+        if isinstance(value := getattr(record, field), tuple)
+    }
+    return record.model_copy(update=both)

@@ -1,4 +1,4 @@
-"""The descriptor of a device: every figure carries unit, source, date and class; unknown is empty, never a guess.
+"""The descriptor of a device: each figure has unit, source, date and class; unknown is empty, never a guess.
 
 Figures that conflict stand side by side in one tuple; `pick` chooses where a program needs one of them.
 """
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 __all__ = [
     "DTYPES",
+    "FEATURES",
     "UNITS",
     "ComputeUnit",
     "DeviceDescriptor",
@@ -60,6 +61,30 @@ DTYPES = (
     "mxfp8", "mxfp6", "mxfp4", "nvfp4", "hif8", "hif4",
 )  # fmt: skip
 
+# Features and the dimension of their values.
+FEATURES: Mapping[str, str] = MappingProxyType(
+    {
+        "matrix_units": "flag",
+        "warpgroup_matrix": "flag",
+        "bulk_copies": "flag",
+        "graph_capture": "flag",
+        "simt": "flag",
+        "fp64": "flag",
+        "bf16": "flag",
+        "fp8": "flag",
+        "fp8_e4m3fn": "flag",
+        "fp8_e5m2": "flag",
+        "int8": "flag",
+        "hif4": "flag",
+        "hf32": "flag",
+        "inf_nan": "text",  # survive, or saturate: Inf becomes the largest finite number, NaN becomes 0
+        "dies": "count",
+        "use": "text",
+        "comparable_to": "text",
+        "released": "text",
+    }
+)
+
 Kind = Literal["vendor", "measured", "press"]
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 
@@ -96,9 +121,10 @@ class _Record(BaseModel):
 
 
 class Figure(_Record):
-    """One fact. `date` is the source's own date, or, with `dated="reading"`, when a source without one was read.
+    """One fact. `date` is the source's own, or (`dated="reading"`) when a source without one was read.
 
-    kind: vendor (published by the maker), measured (read or timed on a device), press (anyone else's account).
+    kind: vendor (published by the maker), measured (read or timed on a device), press (anyone else's
+    account).
     """
 
     value: bool | int | float | Text
@@ -135,7 +161,9 @@ Figures = tuple[Figure, ...]
 
 def pick(figures: Figures, prefer: tuple[Kind, ...] = ("vendor", "measured", "press")) -> Figure | None:
     """The first figure of the most preferred class; None if nothing is known."""
-    ranked = sorted(figures, key=lambda figure: prefer.index(figure.kind) if figure.kind in prefer else len(prefer))
+    ranked = sorted(
+        figures, key=lambda figure: prefer.index(figure.kind) if figure.kind in prefer else len(prefer)
+    )
     return ranked[0] if ranked else None
 
 
@@ -143,7 +171,9 @@ def _dimension(*allowed: str) -> AfterValidator:
     def check(figures: Figures) -> Figures:
         for figure in figures:
             if figure.dimension not in allowed:
-                raise ValueError(f"unit {figure.unit!r} cannot measure this; wanted one of: {', '.join(allowed)}")
+                raise ValueError(
+                    f"unit {figure.unit!r} cannot measure this; wanted one of: {', '.join(allowed)}"
+                )
         return figures
 
     return AfterValidator(check)
@@ -161,7 +191,7 @@ Texts = Annotated[Figures, _dimension("text")]
 
 
 class ComputeUnit(_Record):
-    """A kind of core: SMs, cube and vector cores, CPU cores. `per` names the unit that contains it, if one does."""
+    """A kind of core: SMs, cube and vector cores, CPU cores. `per` names the unit that contains it."""
 
     name: Text
     count: Counts = ()
@@ -169,7 +199,7 @@ class ComputeUnit(_Record):
 
 
 class MemoryLevel(_Record):
-    """One level of the hierarchy, with size and bandwidth of one instance: `per` device, or per the named unit."""
+    """One memory level, with size and bandwidth of one instance: `per` device, or per the named unit."""
 
     name: Text
     per: Text = "device"
@@ -180,8 +210,11 @@ class MemoryLevel(_Record):
 
 
 class Link(_Record):
-    """A connection to other devices or the host; bandwidth is the sum over the device's links, both directions
-    where the source counts so (see the figure's note)."""
+    """A connection to other devices or the host.
+
+    The bandwidth is that of all the device's links together, in both directions where the figure's note
+    says so.
+    """
 
     name: Text
     bandwidth: Bandwidths = ()
@@ -203,8 +236,9 @@ class Rate(_Record):
 class DeviceDescriptor(_Record):
     """A chip, or one live device. `aliases` are names under which torch or a compiler reports it.
 
-    torch_device: torch's device type. device: "cuda:0" for a live device, None for a data sheet. family: name of
-    the sheet whose figures hold for the whole family. simulated: no hardware stands behind the device.
+    torch_device: torch's device type. device: "cuda:0" for a live device, None for a data sheet. family:
+    name of the sheet whose figures hold for the whole family. simulated: no hardware stands behind the
+    device.
     """
 
     vendor: Text
@@ -238,14 +272,24 @@ class DeviceDescriptor(_Record):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> DeviceDescriptor:
-        for what, names in (
+        keys: tuple[tuple[str, list[Any]], ...] = (
             ("compute unit", [unit.name for unit in self.compute]),
             ("memory level", [level.name for level in self.memory]),
             ("link", [link.name for link in self.links]),
             ("rate", [(rate.dtype, rate.path) for rate in self.rates]),
-        ):
+        )
+        for what, names in keys:
             if double := {name for name in names if names.count(name) > 1}:
                 raise ValueError(f"{what} named twice: {', '.join(map(str, sorted(double, key=str)))}")
+        return self
+
+    @model_validator(mode="after")
+    def _features_are_known(self) -> DeviceDescriptor:
+        for name, figures in self.features.items():
+            if name not in FEATURES:
+                raise ValueError(f"unknown feature {name!r}; known are {', '.join(FEATURES)}")
+            if wrong := [figure.unit for figure in figures if figure.dimension != FEATURES[name]]:
+                raise ValueError(f"feature {name!r} is a {FEATURES[name]}, not a {wrong[0]}")
         return self
 
     def peak(self, dtype: str, *, sparse: bool = False) -> float | None:

@@ -1,4 +1,4 @@
-"""The data sheets that ship with hal, one JSON file a chip, and the audit that keeps their figures sourced."""
+"""The data sheets that ship with hal, one JSON file a chip, and the audit of their figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.sheet}: {self.where}: {self.problem}" if self.where else f"{self.sheet}: {self.problem}"
+        return (
+            f"{self.sheet}: {self.where}: {self.problem}" if self.where else f"{self.sheet}: {self.problem}"
+        )
 
 
 def read(file: Path | Traversable) -> DeviceDescriptor:
@@ -54,16 +56,21 @@ def find(name: str, among: Iterable[DeviceDescriptor] | None = None) -> DeviceDe
     """The sheet of the chip called `name`, by name or alias (case, spaces and punctuation do not count)."""
     wanted = _plain(name)
     for sheet in sheets() if among is None else among:
-        if wanted in (_plain(sheet.name), _plain(f"{sheet.vendor} {sheet.name}"), *map(_plain, sheet.aliases)):
+        if wanted in (
+            _plain(sheet.name),
+            _plain(f"{sheet.vendor} {sheet.name}"),
+            *map(_plain, sheet.aliases),
+        ):
             return sheet
     return None
 
 
 def audit(documents: Iterable[Sheet] | None = None) -> list[Finding]:
-    """The faults of data sheets (descriptors, their JSON data, or files; None: all that ship); empty if sound.
+    """The faults of data sheets: descriptors, their JSON data, or files (None: all that ship).
 
-    A fault is: an unreadable file, a figure without unit, source, date or class, an unknown unit, dtype or field, a name
-    or alias that two chips share, a family without a sheet, one figure given twice, a sheet without any figure.
+    A fault is: an unreadable file, a figure without unit, source, date or class, an unknown unit, dtype or
+    field, a name or alias that two chips share, a family without a sheet, one figure given twice, a sheet
+    without any figure.
     """
     findings: list[Finding] = []
     sound: list[tuple[str, DeviceDescriptor]] = []
@@ -108,7 +115,9 @@ def _label(document: Sheet | Traversable, position: int) -> str:
 
 def _findings(label: str, error: ValidationError) -> list[Finding]:
     return [
-        Finding(label, ".".join(str(part) for part in fault["loc"]), fault["msg"].removeprefix("Value error, "))
+        Finding(
+            label, ".".join(str(part) for part in fault["loc"]), fault["msg"].removeprefix("Value error, ")
+        )
         for fault in error.errors(include_url=False)
     ]
 
@@ -139,7 +148,9 @@ def _relations(sound: list[tuple[str, DeviceDescriptor]]) -> Iterable[Finding]:
     for label, sheet in sound:
         for name in {_plain(sheet.name), *map(_plain, sheet.aliases)}:
             if name in owners:
-                yield Finding(label, "name", f"{sheet.name} shares the name or alias {name!r} with {owners[name]}")
+                yield Finding(
+                    label, "name", f"{sheet.name} shares the name or alias {name!r} with {owners[name]}"
+                )
             owners.setdefault(name, label)
     names = {sheet.name for _, sheet in sound}
     for label, sheet in sound:

@@ -23,7 +23,6 @@ __all__ = [
     "check_host_copy",
     "check_index",
     "check_options",
-    "check_same_dtype",
     "check_upper_bound",
     "features",
     "lse_dtype",
@@ -54,17 +53,6 @@ def split_window(window: Window | None) -> Window:
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     """dtype of the log-sum-exp that goes with outputs of `dtype`."""
     return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def check_same_dtype(op: str, **tensors: Tensor) -> None:
-    """DtypeError unless all tensors have the dtype of the first."""
-    first, *others = tensors
-    for name in others:
-        if tensors[name].dtype is not tensors[first].dtype:
-            raise DtypeError(
-                f"{op}: {name} is {dtype_name(tensors[name].dtype)}, {first} is {dtype_name(tensors[first].dtype)}; "
-                f"{', '.join(tensors)} share one dtype and nothing is promoted: convert one of them"
-            )
 
 
 def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -24,29 +24,36 @@ Frequencies = tuple[Tensor, float]
 def rotary_cache(
     max_pos: int, rotary_dim: int, *, base: float = 10000.0, scaling: Scaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position · frequency for positions 0 … max_pos − 1, each float32 (max_pos, rotary_dim / 2), on the CPU.
+    """The tables of cos and sin that ``rotary_embedding`` takes, each float32 (max_pos, rotary_dim / 2).
 
-    Angles are computed in float64 and cos and sin are rounded once. Frequencies are base^(−2i / rotary_dim), changed by
-    ``scaling``, a mapping in the form that Hugging Face configurations use, with ``rope_type`` (or ``type``):
+    Row p is of the angles p · frequency, computed in float64; cos and sin are rounded once. On the CPU.
+    Frequencies are base^(−2i / rotary_dim), changed by ``scaling``, a mapping in the form that Hugging Face
+    configurations use, with ``rope_type`` (or ``type``):
 
     - ``"default"``, or None: unchanged.
     - ``"linear"``: ``factor``.
-    - ``"dynamic"`` (NTK): ``factor``, ``max_position_embeddings``; the base grows when max_pos exceeds the latter.
-    - ``"llama3"``: ``factor``, ``low_freq_factor``, ``high_freq_factor``, ``original_max_position_embeddings``.
-    - ``"yarn"``: ``factor`` and ``original_max_position_embeddings``; optional ``attention_factor``, ``mscale``,
-      ``mscale_all_dim``, ``beta_fast`` (32), ``beta_slow`` (1), ``truncate`` (True).
-    - ``"longrope"``: ``short_factor``, ``long_factor`` (rotary_dim / 2 numbers each), ``original_max_position_embeddings``; optional
-      ``factor`` and ``attention_factor``. The long factors hold when max_pos exceeds the original length.
+    - ``"dynamic"`` (NTK): ``factor``, ``max_position_embeddings``; the base grows when max_pos exceeds the
+      latter.
+    - ``"llama3"``: ``factor``, ``low_freq_factor``, ``high_freq_factor``,
+      ``original_max_position_embeddings``.
+    - ``"yarn"``: ``factor`` and ``original_max_position_embeddings``; optional ``attention_factor``,
+      ``mscale``, ``mscale_all_dim``, ``beta_fast`` (32), ``beta_slow`` (1), ``truncate`` (True).
+    - ``"longrope"``: ``short_factor``, ``long_factor`` (rotary_dim / 2 numbers each),
+      ``original_max_position_embeddings``; optional ``factor`` and ``attention_factor``. The long factors
+      hold when max_pos exceeds the original length.
 
-    ``factor`` may be left out of yarn and longrope if ``max_position_embeddings`` is there: it is their ratio to the original length. The
-    attention factors of yarn and longrope multiply cos and sin. Other keys (``rope_theta``, …) are ignored: base is an argument.
+    ``factor`` may be left out of yarn and longrope if ``max_position_embeddings`` is there: it is their
+    ratio to the original length. The attention factors of yarn and longrope multiply cos and sin. Other
+    keys (``rope_theta``, …) are ignored: base is an argument.
 
     Raises ArgumentError for a missing key, an unknown type or a number out of range.
     """
     if not isinstance(max_pos, int) or max_pos < 0:
         raise ArgumentError(f"rotary_cache: max_pos is {max_pos!r}; it must be an integer of at least 0")
     if not isinstance(rotary_dim, int) or rotary_dim < 2 or rotary_dim % 2:
-        raise ArgumentError(f"rotary_cache: rotary_dim is {rotary_dim!r}; it must be an even integer of at least 2")
+        raise ArgumentError(
+            f"rotary_cache: rotary_dim is {rotary_dim!r}; it must be an even integer of at least 2"
+        )
     if not (math.isfinite(base) and base > 0):
         raise ArgumentError(f"rotary_cache: base is {base}; it must be a positive number")
     frequency, factor = _frequencies(max_pos, rotary_dim, base, scaling)
@@ -59,11 +66,14 @@ def _frequencies(max_pos: int, dim: int, base: float, scaling: Scaling | None) -
         return _default(dim, base), 1.0
     if not isinstance(scaling, Mapping):
         raise ArgumentError(
-            f"rotary_cache: scaling is {scaling!r}; it must be None or a mapping with 'rope_type', as in a model's configuration"
+            f"rotary_cache: scaling is {scaling!r}; it must be None or a mapping with 'rope_type', as in a "
+            "model's configuration"
         )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _SCALINGS:
-        raise ArgumentError(f"rotary_cache: rope_type is {kind!r}; supported are {', '.join(sorted(_SCALINGS))}")
+        raise ArgumentError(
+            f"rotary_cache: rope_type is {kind!r}; supported are {', '.join(sorted(_SCALINGS))}"
+        )
     return _SCALINGS[kind](scaling, max_pos, dim, base)
 
 
@@ -74,7 +84,10 @@ def _default(dim: int, base: float) -> Tensor:
 def _required(scaling: Scaling, kind: str, *keys: str) -> list[float]:
     missing = [key for key in keys if scaling.get(key) is None]
     if missing:
-        raise ArgumentError(f"rotary_cache: rope_type {kind!r} needs {', '.join(keys)}; {', '.join(missing)} is missing in scaling")
+        raise ArgumentError(
+            f"rotary_cache: rope_type {kind!r} needs {', '.join(keys)}; {', '.join(missing)} is missing in "
+            "scaling"
+        )
     return [_positive(kind, key, scaling[key]) for key in keys]
 
 
@@ -84,7 +97,9 @@ def _positive(kind: str, key: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise ArgumentError(f"rotary_cache: {key} of rope_type {kind!r} is {value!r}; it must be a positive number")
+        raise ArgumentError(
+            f"rotary_cache: {key} of rope_type {kind!r} is {value!r}; it must be a positive number"
+        )
     return number
 
 
@@ -93,7 +108,10 @@ def _stretch(scaling: Scaling, kind: str, original: float) -> float:
     if scaling.get("factor") is not None:
         return _positive(kind, "factor", scaling["factor"])
     if scaling.get("max_position_embeddings") is None:
-        raise ArgumentError(f"rotary_cache: rope_type {kind!r} needs factor or max_position_embeddings in scaling; neither is there")
+        raise ArgumentError(
+            f"rotary_cache: rope_type {kind!r} needs factor or max_position_embeddings in scaling; neither "
+            "is there"
+        )
     return _positive(kind, "max_position_embeddings", scaling["max_position_embeddings"]) / original
 
 
@@ -111,7 +129,9 @@ def _dynamic(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequenci
     """Dynamic NTK-aware scaling (bloc97, emozilla 2023)."""
     factor, trained = _required(scaling, "dynamic", "factor", "max_position_embeddings")
     if dim == 2:
-        raise ArgumentError("rotary_cache: rope_type 'dynamic' raises base to dim / (dim − 2); rotary_dim must be at least 4")
+        raise ArgumentError(
+            "rotary_cache: rope_type 'dynamic' raises base to dim / (dim − 2); rotary_dim must be at least 4"
+        )
     length = max(max_pos, trained)
     return _default(dim, base * (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))), 1.0
 
@@ -122,7 +142,10 @@ def _llama3(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequencie
         scaling, "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
     )
     if not low < high:
-        raise ArgumentError(f"rotary_cache: low_freq_factor is {low} and high_freq_factor {high}; the first must be the smaller")
+        raise ArgumentError(
+            f"rotary_cache: low_freq_factor is {low} and high_freq_factor {high}; the first must be the "
+            "smaller"
+        )
     frequency = _default(dim, base)
     turns = original * frequency / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -145,7 +168,8 @@ def _yarn(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequencies:
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001  # the published code's guard: a step instead of a division by zero
-    keep = 1 - ((torch.arange(dim // 2, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0.0, 1.0)
+    index = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
+    keep = 1 - ((index - low) / (high - low)).clamp(0.0, 1.0)
     frequency = _default(dim, base)
     return frequency / factor * (1 - keep) + frequency * keep, _yarn_attention_factor(scaling, factor)
 
@@ -178,7 +202,10 @@ def _per_dim(scaling: Scaling, key: str, count: int) -> Tensor:
     values = scaling.get(key)
     if not isinstance(values, Sequence) or len(values) != count:
         what = f"{len(values)} numbers" if isinstance(values, Sequence) else repr(values)
-        raise ArgumentError(f"rotary_cache: {key} of rope_type 'longrope' is {what}; it must be rotary_dim / 2 = {count} numbers")
+        raise ArgumentError(
+            f"rotary_cache: {key} of rope_type 'longrope' is {what}; it must be rotary_dim / 2 = {count} "
+            "numbers"
+        )
     return torch.tensor([_positive("longrope", key, v) for v in values], dtype=torch.float64, device="cpu")
 
 

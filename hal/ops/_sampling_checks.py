@@ -43,8 +43,8 @@ def check_seed(op: str, a: Args) -> None:
             raise DtypeError(f"{op}: seed is {dtype_name(a.seed.dtype)}; a tensor of seeds is int64")
     elif isinstance(a.seed, bool) or not isinstance(a.seed, int | torch.SymInt):
         raise ArgumentError(
-            f"{op}: seed is {a.seed!r}; it must be an integer or an int64 tensor () or (B,), for there is no hidden "
-            "generator to draw one from"
+            f"{op}: seed is {a.seed!r}; it must be an integer or an int64 tensor () or (B,), for there is no "
+            "hidden generator to draw one from"
         )
     elif isinstance(a.seed, int) and not -(2**63) <= a.seed < 2**63:
         raise ArgumentError(f"{op}: seed is {a.seed}; it must fit a signed 64-bit integer")
@@ -66,8 +66,8 @@ def check_parameter_values(
 def _check_rows(op: str, name: str, value: Tensor, rows: int) -> None:
     if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != rows):
         raise ShapeError(
-            f"{op}: {name} has shape {tuple(value.shape)}; supported are a number, a tensor () and a tensor ({rows},), "
-            "one value per row of logits"
+            f"{op}: {name} has shape {tuple(value.shape)}; supported are a number, a tensor () and a tensor "
+            f"({rows},), one value per row of logits"
         )
 
 
@@ -82,6 +82,8 @@ def _check_parameter_dtype(op: str, name: str, value: Tensor) -> None:
 def _check_number(op: str, name: str, value: float) -> None:
     if name == "top_k":
         if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-            raise ArgumentError(f"{op}: top_k is {value!r}; it must be an integer (0 or less keeps every token)")
+            raise ArgumentError(
+                f"{op}: top_k is {value!r}; it must be an integer (0 or less keeps every token)"
+            )
     elif not (math.isfinite(value) and 0.0 <= value <= UPPER[name]):
         raise ArgumentError(f"{op}: {name} is {value}; it must be {RANGES[name]}")

@@ -27,8 +27,8 @@ def _check_halves(name: str, x: Tensor) -> None:
     check_floating(name, "x", x)
     if x.dim() == 0 or x.shape[-1] % 2:
         raise ShapeError(
-            f"{name}: x has shape {tuple(x.shape)}; it is (…, 2F), gate then up, so its last axis must be even: "
-            "concatenate gate and up on the last axis"
+            f"{name}: x has shape {tuple(x.shape)}; it is (…, 2F), gate then up, so its last axis must be "
+            "even: concatenate gate and up on the last axis"
         )
 
 
@@ -46,7 +46,9 @@ def _dims(a: Args) -> dict[str, int]:
     return {"features": a.x.shape[-1] // 2}
 
 
-def _silu_pack(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> tuple[Any, ...]:
+def _silu_pack(
+    x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0
+) -> tuple[Any, ...]:
     return x, limit, alpha, up_offset
 
 
@@ -55,8 +57,8 @@ def _silu_validate(a: Args) -> None:
     _check_finite("silu_and_mul", alpha=a.alpha, up_offset=a.up_offset)
     if a.limit is not None and not a.limit > 0:
         raise ArgumentError(
-            f"silu_and_mul: limit is {a.limit}; it clamps gate to at most limit and up to ±limit, so it must be a positive "
-            "number, or None for no clamp"
+            f"silu_and_mul: limit is {a.limit}; it clamps gate to at most limit and up to ±limit, so it "
+            "must be a positive number, or None for no clamp"
         )
 
 
@@ -98,10 +100,11 @@ def _silu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tupl
 
 SILU_ACCURACY = Accuracy(
     bound=_silu_bound,
-    notes="sigmoid(z), z = alpha·gate: z rounds once, ε|z| absolute, hence at most ε|z| relative in exp(−z), which adds 2ε of "
-    "its own; the sum 1 + exp(−z), the division and two products ε each: 4ε(1 + |z|)|Y| holds them. exp(−z) overflows "
-    "float32 below z = −88.7, where sigmoid is under 2⁻¹²⁷ and becomes 0: 2⁻¹²⁶|gate||up| absolute. The sum up + up_offset is "
-    "a rounding relative to itself; an implementation that rounds up_offset to its accumulator adds ε|up_offset|.",
+    notes="sigmoid(z), z = alpha·gate: z rounds once, ε|z| absolute, hence at most ε|z| relative in "
+    "exp(−z), which adds 2ε of its own; the sum 1 + exp(−z), the division and two products ε each: 4ε(1 + "
+    "|z|)|Y| holds them. exp(−z) overflows float32 below z = −88.7, where sigmoid is under 2⁻¹²⁷ and "
+    "becomes 0: 2⁻¹²⁶|gate||up| absolute. The sum up + up_offset is a rounding relative to itself; an "
+    "implementation that rounds up_offset to its accumulator adds ε|up_offset|.",
 )
 
 
@@ -117,15 +120,18 @@ SILU_ACCURACY = Accuracy(
     features=("limit", "alpha", "up_offset"),
     grad=("x",),
 )
-def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> Tensor:
-    """y = gate · sigmoid(alpha · gate) · (up + up_offset), with gate, up = the halves of x's last axis (SwiGLU).
+def silu_and_mul(
+    x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0
+) -> Tensor:
+    """y = gate · sigmoid(alpha · gate) · (up + up_offset), with gate, up = the halves of x's last axis
+    (SwiGLU).
 
-    ``limit`` first clamps gate to at most limit and up to −limit … limit. The defaults are Llama's gated unit (Shazeer 2020);
-    gpt-oss has limit 7, alpha 1.702, up_offset 1. All in float32 (float64 for float64), rounded once.
+    ``limit`` first clamps gate to at most limit and up to −limit … limit. The defaults are Llama's gated
+    unit (Shazeer 2020); gpt-oss has limit 7, alpha 1.702, up_offset 1. All in float32 (float64 for
+    float64), rounded once.
 
-    x: (…, 2F), any float. Result: (…, F), dtype of x.
-    Raises ShapeError (odd last axis), DtypeError, and ArgumentError for a limit that is not positive or other numbers that are not finite.
-    """
+    x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError, and
+    ArgumentError for a limit that is not positive or other numbers that are not finite. """
     gate, up = _silu_halves(Args(limit=limit, up_offset=up_offset), widen(x))
     return result(gate * torch.sigmoid(alpha * gate) * up, x.dtype).contiguous()
 
@@ -138,8 +144,8 @@ def _gelu_validate(a: Args) -> None:
     _check_halves("gelu_and_mul", a.x)
     if a.approximate not in APPROXIMATIONS:
         raise ArgumentError(
-            f"gelu_and_mul: approximate is {a.approximate!r}; supported are 'none' (erf) and 'tanh', and neither stands in for "
-            "the other: choose the one the model was trained with"
+            f"gelu_and_mul: approximate is {a.approximate!r}; supported are 'none' (erf) and 'tanh', and "
+            "neither stands in for the other: choose the one the model was trained with"
         )
 
 
@@ -150,7 +156,8 @@ def _gelu_traits(a: Args) -> Traits:
 def _gelu_cost(a: Args) -> Cost:
     n = a.x.numel()
     # Per result: erf or tanh, add, three or four products; the cubic of "tanh" four more.
-    return Cost(flops=(9 if a.approximate == "tanh" else 5) * (n // 2), bytes=(n + n // 2) * a.x.element_size())
+    per = 9 if a.approximate == "tanh" else 5
+    return Cost(flops=per * (n // 2), bytes=(n + n // 2) * a.x.element_size())
 
 
 def _gelu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
@@ -160,9 +167,9 @@ def _gelu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tupl
 
 GELU_ACCURACY = Accuracy(
     bound=_gelu_bound,
-    notes="1 + erf(z) (or tanh) lies in 0 … 2 and cancels for negative gates, so its error is absolute: 1 to 2 ε of erf, at "
-    "most 0.5·kε from an argument that errs by kε relative (|z|·f′(z) < 0.5), one rounding of the sum; halved, times "
-    "|gate||up| with two products: 4ε|gate||up|.",
+    notes="1 + erf(z) (or tanh) lies in 0 … 2 and cancels for negative gates, so its error is absolute: 1 "
+    "to 2 ε of erf, at most 0.5·kε from an argument that errs by kε relative (|z|·f′(z) < 0.5), one "
+    "rounding of the sum; halved, times |gate||up| with two products: 4ε|gate||up|.",
 )
 
 
@@ -181,10 +188,10 @@ GELU_ACCURACY = Accuracy(
 def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
     """y = gelu(gate) · up, with gate, up = the halves of x's last axis (GeGLU).
 
-    ``approximate="none"``: gelu(g) = g/2 · (1 + erf(g/√2)); ``"tanh"``: g/2 · (1 + tanh(√(2/π)(g + 0.044715 g³))), as in Hendrycks
-    and Gimpel 2016. In float32 (float64 for float64), rounded once.
+    ``approximate="none"``: gelu(g) = g/2 · (1 + erf(g/√2)); ``"tanh"``: g/2 · (1 + tanh(√(2/π)(g + 0.044715
+    g³))), as in Hendrycks and Gimpel 2016. In float32 (float64 for float64), rounded once.
 
-    x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError and ArgumentError.
-    """
+    x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError and
+    ArgumentError. """
     gate, up = widen(x).chunk(2, -1)
     return result(F.gelu(gate, approximate=approximate) * up, x.dtype).contiguous()

@@ -17,7 +17,7 @@ from hal.op import Args, Cost, Meta, Traits, dtype_name, op
 from hal.ops import _attention_args as arguments
 from hal.ops._attention_bound import forward_bound, rows_without_keys
 from hal.ops._attention_core import Sight, attend, head_scale
-from hal.ops._checks import check_floating, check_rank
+from hal.ops._checks import check_floating, check_rank, check_same_dtype
 
 __all__ = ["attention"]
 
@@ -42,9 +42,9 @@ def _pack(
 
 def _validate(a: Args) -> None:
     for name in ("q", "k", "v"):
-        check_floating(name, getattr(a, name), "attention")
-        check_rank("attention", name, getattr(a, name), 4)
-    arguments.check_same_dtype("attention", q=a.q, k=a.k, v=a.v)
+        check_floating("attention", name, getattr(a, name))
+        check_rank("attention", name, getattr(a, name), 4, "(batch, length, heads, head dim)")
+    check_same_dtype("attention", q=a.q, k=a.k, v=a.v)
     arguments.check_devices("attention", a, "q", "k", "v", "mask", "sinks")
     if not a.q.shape[0] == a.k.shape[0] == a.v.shape[0]:
         raise ShapeError(

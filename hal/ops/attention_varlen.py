@@ -18,7 +18,7 @@ from hal.ops import _attention_args as arguments
 from hal.ops import _lengths as ragged
 from hal.ops._attention_bound import forward_bound, rows_without_keys
 from hal.ops._attention_core import Sight, attend, head_scale
-from hal.ops._checks import check_floating, check_rank
+from hal.ops._checks import check_floating, check_rank, check_same_dtype
 
 __all__ = ["attention_varlen"]
 
@@ -51,9 +51,9 @@ def _pack(
 def _validate(a: Args) -> None:
     name = "attention_varlen"
     for each in ("q", "k", "v"):
-        check_floating(each, getattr(a, each), name)
-        check_rank(name, each, getattr(a, each), 3)
-    arguments.check_same_dtype(name, q=a.q, k=a.k, v=a.v)
+        check_floating(name, each, getattr(a, each))
+        check_rank(name, each, getattr(a, each), 3, "(rows, heads, head dim)")
+    check_same_dtype(name, q=a.q, k=a.k, v=a.v)
     arguments.check_devices(name, a, "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")
     if a.k.shape[0] != a.v.shape[0]:
         raise ShapeError(f"{name}: k has {a.k.shape[0]} rows, v has {a.v.shape[0]}; they must be as many")

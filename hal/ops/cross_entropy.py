@@ -109,7 +109,8 @@ def _cost(a: Args) -> Cost:
 
 
 def _kept(a: Args) -> tuple[Tensor, Tensor]:
-    """Which rows count, and the logits with the others blanked: what an ignored row holds has no influence."""
+    """Which rows count, and the logits with the others blanked: what an ignored row holds has no
+    influence."""
     keep_T = a.target != a.ignore_index
     return keep_T, torch.where(keep_T[:, None], widen(a.logits), 0.0)
 
@@ -134,7 +135,8 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
         error_T = error_T + a.z_loss * lse_T.abs() * (2 * e_lse + 2 * acc.eps * lse_T.abs())
         size_T = size_T + a.z_loss * lse_T.square()
     zero = torch.zeros((), dtype=torch.float64, device=keep_T.device)
-    # An infinite loss (the target's logit is −inf) has no error of its own: its value is judged as a special one.
+    # An infinite loss (the target's logit is −inf) has no error of its own: its value is judged as a special
+    # one.
     error_T = torch.where(keep_T & error_T.isfinite(), error_T, zero)
     if a.reduction == "none":
         return (error_T,)
@@ -150,16 +152,18 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
 ACCURACY = Accuracy(
     bound=_bound,
     exact=_exact,
-    notes="A row is lse − x_t. The sum of V exponentials of arguments ≤ 0 errs by g(V) relative, so its logarithm "
-    "by g(V) absolute; the subtraction of the maximum, its re-addition and that of x_t each err by ε of what they "
-    "handle: 4ε(|lse| + |x_t|). Smoothing adds its share of a mean of V logits, g(V)·mean|x|; z-loss is z·lse², whose "
-    "error is 2z|lse| times that of lse, and two roundings. Summing T rows adds g(T)·Σ|row|; the mean divides. "
-    "Ignored rows, and a loss without targets, are exactly 0.",
+    notes="A row is lse − x_t. The sum of V exponentials of arguments ≤ 0 errs by g(V) relative, so its "
+    "logarithm by g(V) absolute; the subtraction of the maximum, its re-addition and that of x_t each err by "
+    "ε of what they handle: 4ε(|lse| + |x_t|). Smoothing adds its share of a mean of V logits, g(V)·mean|x|; "
+    "z-loss is z·lse², whose error is 2z|lse| times that of lse, and two roundings. Summing T rows adds "
+    "g(T)·Σ|row|; the mean divides. Ignored rows, and a loss without targets, are exactly 0.",
 )
 
 
 @op(
-    schema="Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, str reduction",
+    schema=(
+        "Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, str reduction"
+    ),
     results=("loss",),
     pack=_pack,
     validate=_validate,
@@ -189,16 +193,19 @@ def cross_entropy(
         (1 − s)·(lse − x_target) + s·(lse − mean_v x_v) + z·lse²
 
     (smoothing as in Szegedy et al. 2016, mixing the target with the uniform distribution; z-loss as in PaLM,
-    Chowdhery et al. 2022). Rows whose target is ``ignore_index`` count for nothing, whatever their logits hold:
-    ``"mean"`` divides by the number of the other rows, and with none left mean and sum are 0 with zero gradient.
+    Chowdhery et al. 2022). Rows whose target is ``ignore_index`` count for nothing, whatever their logits
+    hold: ``"mean"`` divides by the number of the other rows, and with none left mean and sum are 0 with zero
+    gradient.
 
-    logits: (T, V), any float, V ≥ 1; −inf is allowed, and the loss is +inf where the target's logit is −inf (or
-    where any is, with smoothing). A row that counts and is −inf throughout has no distribution: NaN.
+    logits: (T, V), any float, V ≥ 1; −inf is allowed, and the loss is +inf where the target's logit is −inf
+    (or where any is, with smoothing). A row that counts and is −inf throughout has no distribution: NaN.
     target: (T,) int64, a class or ``ignore_index``, which may itself be a class.
-    reduction: ``"none"`` gives (T,), ``"mean"`` and ``"sum"`` a scalar; float32, or float64 for float64 logits.
+    reduction: ``"none"`` gives (T,), ``"mean"`` and ``"sum"`` a scalar; float32, or float64 for float64
+    logits.
 
-    Raises ShapeError, DtypeError, DeviceError, and ArgumentError for an unknown reduction, smoothing outside 0 … 1, a
-    negative z-loss or a target out of range (checked for CPU tensors, and on devices under ``HAL_CHECK=1``).
+    Raises ShapeError, DtypeError, DeviceError, and ArgumentError for an unknown reduction, smoothing outside
+    0 … 1, a negative z-loss or a target out of range (checked for CPU tensors, and on devices under
+    ``HAL_CHECK=1``).
     """
     a = Args(logits=logits, target=target, ignore_index=ignore_index)
     keep_T, x_TV = _kept(a)

@@ -24,20 +24,21 @@ def _pack(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Any, .
 
 def _validate(a: Args) -> None:
     check_floating("linear", "x", a.x)
-    check_rank("linear", "weight", a.weight, 2)
+    check_rank("linear", "weight", a.weight, 2, "(out, in)")
     check_same_dtype("linear", x=a.x, weight=a.weight)
     check_same_device("linear", x=a.x, weight=a.weight, bias=a.bias)
     if a.x.dim() == 0 or a.x.shape[-1] != a.weight.shape[1]:
         raise ShapeError(
-            f"linear: x has shape {tuple(a.x.shape)} and weight {tuple(a.weight.shape)}; x is (…, in) and weight "
-            "(out, in), so the last axis of x must equal the last axis of weight: pass weight.T.contiguous() if yours is (in, out)"
+            f"linear: x has shape {tuple(a.x.shape)} and weight {tuple(a.weight.shape)}; x is (…, in) and "
+            "weight (out, in), so the last axis of x must equal the last axis of weight: pass "
+            "weight.T.contiguous() if yours is (in, out)"
         )
     if a.bias is not None:
         check_floating("linear", "bias", a.bias)
         if tuple(a.bias.shape) != (a.weight.shape[0],):
             raise ShapeError(
-                f"linear: bias has shape {tuple(a.bias.shape)}; with weight {tuple(a.weight.shape)} it must be "
-                f"({a.weight.shape[0]},), one value for each feature out"
+                f"linear: bias has shape {tuple(a.bias.shape)}; with weight {tuple(a.weight.shape)} it must "
+                f"be ({a.weight.shape[0]},), one value for each feature out"
             )
 
 
@@ -81,9 +82,10 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
 
 ACCURACY = Accuracy(
     bound=_bound,
-    notes="A sum of n products in any order errs by g(n)·Σ|x||w|; adding the bias rounds once more, ε(|b| + |Σxw|), whose "
-    "second part the first bound holds. Factors rounded to u_p (tf32) each change their product by at most u_p relative, "
-    "independently: u_p·√(Σ(xw)²) is 1.2 standard deviations of the sum of two such errors.",
+    notes="A sum of n products in any order errs by g(n)·Σ|x||w|; adding the bias rounds once more, ε(|b| "
+    "+ |Σxw|), whose second part the first bound holds. Factors rounded to u_p (tf32) each change their "
+    "product by at most u_p relative, independently: u_p·√(Σ(xw)²) is 1.2 standard deviations of the sum "
+    "of two such errors.",
 )
 
 
@@ -102,8 +104,9 @@ ACCURACY = Accuracy(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x @ weight.T + bias, accumulated in float32 (float64 for float64) and rounded once.
 
-    x: (…, in), any float. weight: (out, in), same dtype as x. bias: (out,), any float, or None. Result: (…, out), dtype of x.
-    float32 products are strict float32 unless ``torch.get_float32_matmul_precision()`` allows tf32.
+    x: (…, in), any float. weight: (out, in), same dtype as x. bias: (out,), any float, or None. Result: (…,
+    out), dtype of x. float32 products are strict float32 unless ``torch.get_float32_matmul_precision()``
+    allows tf32.
 
     Raises ShapeError, DtypeError and DeviceError. The formula is that of ``torch.nn.functional.linear``.
     """

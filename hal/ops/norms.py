@@ -1,33 +1,55 @@
-"""Normalisation over the last axis: rms_norm.
+"""Normalisation over the last axis: rms_norm, add_rms_norm, layer_norm.
 
 Shape suffixes: T any leading axes, F features.
 """
 
 from __future__ import annotations
 
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hal.accuracy import Accumulator, Accuracy, growth
-from hal.op import Args, Cost, Meta, Traits, compute_dtype, dtype_name, op, result, stored, widen
-from hal.ops._checks import check_floating, check_number, check_same_device, check_shape
 from hal.errors import ArgumentError, ShapeError
+from hal.op import Args, Cost, Meta, Traits, compute_dtype, dtype_name, op, result, stored, widen
+from hal.ops._checks import check_floating, check_number, check_same_device, check_same_dtype, check_shape
 
-__all__ = ["rms_norm"]
+__all__ = ["add_rms_norm", "layer_norm", "rms_norm"]
+
+C = 4.0  # what conformance multiplies E with: a step in storage is not a multiple of E
 
 
 def _check_norm(name: str, a: Args) -> None:
     check_floating(name, "x", a.x)
     if a.x.dim() < 1:
-        raise ShapeError(f"{name}: x has no axis to normalise over; it must have at least one dimension (…, F)")
-    if a.weight is not None:
-        check_floating(name, "weight", a.weight)
-        check_shape(name, "weight", a.weight, (a.x.shape[-1],), "the last axis of x")
-    check_same_device(name, x=a.x, weight=a.weight)
+        raise ShapeError(
+            f"{name}: x has no axis to normalise over; it must have at least one dimension (…, F)"
+        )
+    for what in ("weight", "bias"):
+        parameter = getattr(a, what, None)
+        if parameter is not None:
+            check_floating(name, what, parameter)
+            check_shape(name, what, parameter, (a.x.shape[-1],), "the last axis of x")
+            check_same_device(name, x=a.x, **{what: parameter})
     check_number(name, "eps", a.eps)
     if isinstance(a.eps, float | int) and a.eps < 0:
         raise ArgumentError(f"{name}: eps is {a.eps}, but it must be 0 or more")
+
+
+def _traits(a: Args, *flags: str) -> Traits:
+    features = {name for name in flags if getattr(a, name)}
+    for what in ("weight", "bias"):
+        parameter = getattr(a, what, None)
+        if parameter is not None:
+            features.add(what)
+            if parameter.dtype != a.x.dtype:
+                features.add(f"mixed_{what}_dtype")
+    return Traits(dtype_name(a.x.dtype), frozenset(features), {"features": a.x.shape[-1]})
+
+
+def _parameter_bytes(*parameters: Tensor | None) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters if p is not None)
 
 
 def _validate_rms(a: Args) -> None:
@@ -39,31 +61,62 @@ def _meta_rms(a: Args) -> tuple[Meta, ...]:
     return Meta(a.x.shape, a.x.dtype), Meta(a.x.shape[:-1], compute_dtype(a.x.dtype))
 
 
-def _traits_rms(a: Args) -> Traits:
-    features = set()
-    if a.weight is not None:
-        features.add("weight")
-        if a.weight.dtype != a.x.dtype:
-            features.add("mixed_weight_dtype")
-    if a.weight_offset:
-        features.add("weight_offset")
-    if a.round_before_weight:
-        features.add("round_before_weight")
-    return Traits(dtype_name(a.x.dtype), frozenset(features), {"features": a.x.shape[-1]})
-
-
 def _cost_rms(a: Args) -> Cost:
     size = a.x.numel() * a.x.element_size()
-    weight = 0 if a.weight is None else a.weight.numel() * a.weight.element_size()
-    return Cost(flops=4 * a.x.numel(), bytes=2 * size + weight)
-
-
-def _bound_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
-    return ((growth(a.x.shape[-1], acc) + 4 * acc.eps) * results[0].abs(),)
+    return Cost(flops=4 * a.x.numel(), bytes=2 * size + _parameter_bytes(a.weight))
 
 
 def _rstd(x_TF: Tensor, eps: float) -> Tensor:
-    return torch.rsqrt(widen(x_TF).square().mean(-1) + eps)
+    return torch.rsqrt(x_TF.square().mean(-1) + eps)
+
+
+def _rms_scaled(x_TF: Tensor, a: Args, dtype: torch.dtype) -> Tensor:
+    """The norm of x (in its compute dtype), scaled; `dtype` is what the results are stored in."""
+    normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
+    if a.round_before_weight:
+        normed_TF = stored(normed_TF, dtype)
+    if a.weight is None:
+        return normed_TF
+    scale_F = a.weight.to(normed_TF.dtype) + a.weight_offset
+    return normed_TF * (stored(scale_F, dtype) if a.round_before_weight else scale_F)
+
+
+def _rms_error(x_TF: Tensor, a: Args, y_TF: Tensor, acc: Accumulator) -> Tensor:
+    relative = growth(x_TF.shape[-1], acc) + 4 * acc.eps
+    error_TF = relative * y_TF.abs()
+    dtype = _storage(acc)
+    if not a.round_before_weight or dtype is None or dtype.itemsize > 2:
+        return error_TF
+    normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
+    step_TF = _step(normed_TF, C * relative, dtype)
+    if a.weight is None:
+        return error_TF + step_TF / C
+    scale_F = a.weight + a.weight_offset
+    return error_TF + (step_TF * scale_F.abs() + normed_TF.abs() * _step(scale_F, acc.eps, dtype)) / C
+
+
+def _storage(acc: Accumulator) -> torch.dtype | None:
+    """The dtype that results are stored in, where the judge says so (tensors in a bound are float64)."""
+    dtype: torch.dtype | None = getattr(acc, "dtype", None)
+    return dtype
+
+
+def _step(t: Tensor, relative: float, dtype: torch.dtype) -> Tensor:
+    """How far apart the roundings to `dtype` of two values may be that differ from t by this relative
+    error."""
+    return (stored(t * (1 + relative), dtype) - stored(t * (1 - relative), dtype)).abs()
+
+
+def _bound_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    return (_rms_error(a.x, a, results[0], acc),)
+
+
+RMS_NOTES = (
+    "The mean of F squares carries g(F), halved by the root, the mean's division, eps and the root 2ε; the "
+    "products with x and with the weight and the sum of weight and offset ε each. With round_before_weight "
+    "in a 16-bit dtype a value within that error of a tie may be stored one step off, which the weight "
+    "multiplies."
+)
 
 
 @op(
@@ -74,16 +127,13 @@ def _rstd(x_TF: Tensor, eps: float) -> Tensor:
     ),
     validate=_validate_rms,
     meta=_meta_rms,
-    traits=_traits_rms,
+    traits=lambda a: _traits(a, "weight_offset", "round_before_weight"),
     cost=_cost_rms,
-    accuracy=Accuracy(
-        bound=_bound_rms,
-        notes="The mean of F squares carries g(F); the root, the product with x and with the weight 4 roundings.",
-    ),
+    accuracy=Accuracy(bound=_bound_rms, notes=RMS_NOTES),
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight"),
     grad=("x", "weight"),
     stats=("rstd",),
-    compute_stats=lambda a, outs: (_rstd(a.x, a.eps),),
+    compute_stats=lambda a, outs: (_rstd(widen(a.x), a.eps),),
 )
 def rms_norm(
     x: Tensor,
@@ -98,11 +148,10 @@ def rms_norm(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 
     Args:
-        x: (…, F), floating. Any strides.
-        weight: (F,), any floating dtype; None = no scaling.
-        eps: added to the mean square, 0 or more.
-        weight_offset: added to the weight in float32; 1 is Gemma's.
-        round_before_weight: False scales in float32 and rounds once; True rounds the normed value to x's dtype and
+        x: (…, F), floating. Any strides. weight: (F,), any floating dtype; None = no scaling. eps: added to
+        the mean square, 0 or more. weight_offset: added to the weight in float32; 1 is Gemma's.
+        round_before_weight: False scales in float32 and rounds once; True rounds the normed value to x's
+        dtype and
             multiplies in that dtype (Llama in transformers, vLLM).
 
     Returns:
@@ -114,11 +163,183 @@ def rms_norm(
         DeviceError: x and weight are on different devices.
         ArgumentError: eps is negative or not a number.
     """
-    x_TF = widen(x)
-    normed_TF = x_TF * torch.rsqrt(x_TF.square().mean(-1, keepdim=True) + eps)
-    if round_before_weight:
-        normed_TF = stored(normed_TF, x.dtype)
+    a = Args(weight=weight, eps=eps, weight_offset=weight_offset, round_before_weight=round_before_weight)
+    return result(_rms_scaled(widen(x), a, x.dtype), x.dtype).contiguous()
+
+
+def _pack_add_rms(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    round_residual: bool = True,
+) -> tuple[Any, ...]:
+    return x, residual, weight, eps, weight_offset, round_before_weight, round_residual
+
+
+def _validate_add_rms(a: Args) -> None:
+    _check_norm("add_rms_norm", a)
+    check_number("add_rms_norm", "weight_offset", a.weight_offset)
+    check_shape("add_rms_norm", "residual", a.residual, tuple(a.x.shape), "the shape of x")
+    check_same_dtype("add_rms_norm", x=a.x, residual=a.residual)
+    check_same_device("add_rms_norm", x=a.x, residual=a.residual)
+
+
+def _meta_add_rms(a: Args) -> tuple[Meta, ...]:
+    like_x = Meta(a.x.shape, a.x.dtype)
+    return like_x, like_x, Meta(a.x.shape[:-1], compute_dtype(a.x.dtype))
+
+
+def _cost_add_rms(a: Args) -> Cost:
+    size = a.x.numel() * a.x.element_size()
+    return Cost(flops=5 * a.x.numel(), bytes=4 * size + _parameter_bytes(a.weight))
+
+
+def _sum(x: Tensor, residual: Tensor, round_residual: bool) -> tuple[Tensor, Tensor]:
+    """What is normed, and x + residual unrounded, in the compute dtype."""
+    total_TF = widen(x) + widen(residual)
+    return stored(total_TF, x.dtype) if round_residual else total_TF, total_TF
+
+
+def _bound_add_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    sum_TF = a.x + a.residual
+    dtype = _storage(acc)
+    if a.round_residual and dtype is not None:
+        sum_TF = stored(sum_TF, dtype)
+    return _rms_error(sum_TF, a, results[0], acc), torch.zeros_like(results[1])
+
+
+@op(
+    schema="Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset, "
+    "bool round_before_weight, bool round_residual",
+    results=("y", "residual_out"),
+    pack=_pack_add_rms,
+    validate=_validate_add_rms,
+    meta=_meta_add_rms,
+    traits=lambda a: _traits(a, "weight_offset", "round_before_weight", "round_residual"),
+    cost=_cost_add_rms,
+    accuracy=Accuracy(
+        bound=_bound_add_rms,
+        notes=f"{RMS_NOTES} The sum is rounded once, from a float32 sum that errs by ε of itself: rounding "
+        "that again to 16 bits equals one rounding (24 ≥ 2·11 + 2 bits), so residual_out has no error of its "
+        "own, and the stored sum none either.",
+    ),
+    features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight", "round_residual"),
+    grad=("x", "residual", "weight"),
+    stats=("rstd",),
+    compute_stats=lambda a, outs: (_rstd(_sum(a.x, a.residual, a.round_residual)[0], a.eps),),
+)
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    round_residual: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Root-mean-square norm of x + residual, and the sum itself, which the next block adds to.
+
+    The norm is that of ``rms_norm``, with its arguments.
+
+    Args:
+        x: (…, F), floating. Any strides. residual: like x, same dtype. weight: (F,), any floating dtype;
+        None = no scaling. eps: added to the mean square, 0 or more. weight_offset: added to the weight in
+        float32; 1 is Gemma's. round_before_weight: as in ``rms_norm``. round_residual: True norms the sum
+        as rounded to x's dtype (transformers), False the float32 sum (vLLM).
+
+    Returns:
+        (y, residual_out), both (…, F), dtype of x, contiguous; residual_out = x + residual, rounded once.
+
+    Raises:
+        ShapeError: residual has not x's shape, weight is not (F,), or x has no axis.
+        DtypeError: a tensor is not floating, or residual has not x's dtype.
+        DeviceError: the tensors are on different devices.
+        ArgumentError: eps is negative or not a number.
+    """
+    normed_TF, total_TF = _sum(x, residual, round_residual)
+    a = Args(weight=weight, eps=eps, weight_offset=weight_offset, round_before_weight=round_before_weight)
+    y_TF = _rms_scaled(normed_TF, a, x.dtype)
+    return result(y_TF, x.dtype).contiguous(), result(total_TF, x.dtype).contiguous()
+
+
+def _meta_layer(a: Args) -> tuple[Meta, ...]:
+    stat = Meta(a.x.shape[:-1], compute_dtype(a.x.dtype))
+    return Meta(a.x.shape, a.x.dtype), stat, stat
+
+
+def _cost_layer(a: Args) -> Cost:
+    size = a.x.numel() * a.x.element_size()
+    return Cost(flops=7 * a.x.numel(), bytes=2 * size + _parameter_bytes(a.weight, a.bias))
+
+
+def _moments(x_TF: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x less its mean, the mean and 1 / sqrt(variance + eps); the variance is centred, in two passes."""
+    mean_T = x_TF.mean(-1)
+    centred_TF = x_TF - mean_T.unsqueeze(-1)
+    return centred_TF, mean_T, _rstd(centred_TF, eps)
+
+
+def _bound_layer(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    y_TF, g = results[0], growth(a.x.shape[-1], acc)
+    _, _, rstd_T = _moments(a.x, a.eps)
+    shift_TF = (rstd_T * g * a.x.abs().mean(-1)).unsqueeze(-1)
+    if a.weight is not None:
+        shift_TF = shift_TF * a.weight.abs()
+    if a.bias is None:
+        return ((g + 4 * acc.eps) * y_TF.abs() + shift_TF,)
+    return ((g + 4 * acc.eps) * (y_TF - a.bias).abs() + acc.eps * a.bias.abs() + shift_TF,)
+
+
+@op(
+    schema="Tensor x, Tensor? weight, Tensor? bias, float eps",
+    results=("y",),
+    pack=lambda x, weight=None, bias=None, eps=1e-5: (x, weight, bias, eps),
+    validate=lambda a: _check_norm("layer_norm", a),
+    meta=_meta_layer,
+    traits=_traits,
+    cost=_cost_layer,
+    accuracy=Accuracy(
+        bound=_bound_layer,
+        notes="The mean errs by g(F)·mean|x|, which rstd and the weight multiply; as a shift common to a "
+        "row it changes the variance in second order only. The variance is a mean of F squares, g(F); "
+        "difference, root and products 4ε of Y − b; the last sum ε|Y| ≤ ε|Y − b| + ε|b|.",
+    ),
+    features=("weight", "bias", "mixed_weight_dtype", "mixed_bias_dtype"),
+    grad=("x", "weight", "bias"),
+    stats=("mean", "rstd"),
+    compute_stats=lambda a, outs: _moments(widen(a.x), a.eps)[1:],
+)
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Layer norm over the last axis: (x − mean) / sqrt(var + eps) · weight + bias.
+
+    var is the mean squared deviation, centred. Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
+
+    Args:
+        x: (…, F), floating. Any strides.
+        weight: (F,), any floating dtype; None = no scaling.
+        bias: (F,), any floating dtype; None = no shift.
+        eps: added to the variance, 0 or more.
+
+    Returns:
+        (…, F), dtype of x, contiguous; computed in float32 (float64 for float64) and rounded once.
+
+    Raises:
+        ShapeError: weight or bias is not (F,), or x has no axis.
+        DtypeError: a tensor is not floating.
+        DeviceError: the tensors are on different devices.
+        ArgumentError: eps is negative or not a number.
+    """
+    centred_TF, _, rstd_T = _moments(widen(x), eps)
+    y_TF = centred_TF * rstd_T.unsqueeze(-1)
     if weight is not None:
-        scale_F = weight.to(normed_TF.dtype) + weight_offset
-        normed_TF = normed_TF * (stored(scale_F, x.dtype) if round_before_weight else scale_F)
-    return result(normed_TF, x.dtype).contiguous()
+        y_TF = y_TF * weight.to(y_TF.dtype)
+    if bias is not None:
+        y_TF = y_TF + bias.to(y_TF.dtype)
+    return result(y_TF, x.dtype).contiguous()

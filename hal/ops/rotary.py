@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hal.accuracy import Accumulator, Accuracy
 from hal.arithmetic import compute_dtype, result, widen
-from hal.errors import ArgumentError, DtypeError, ShapeError
+from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
-from hal.ops._checks import check_floating, check_same_device, check_same_dtype
+from hal.ops._checks import check_dtype, check_floating, check_same_device, check_same_dtype
 from hal.ops._rotary_scaling import rotary_cache
 
 __all__ = ["rotary_cache", "rotary_embedding"]
@@ -36,6 +36,11 @@ def _pack(
 def _validate(a: Args) -> None:
     name = "rotary_embedding"
     check_floating(name, "q", a.q)
+    if a.k is not None:
+        check_floating(name, "k", a.k)
+    check_dtype(name, "positions", a.positions, (torch.int64,))
+    check_dtype(name, "cos", a.cos, (torch.float32,))
+    check_dtype(name, "sin", a.sin, (torch.float32,))
     check_same_device(name, q=a.q, k=a.k, positions=a.positions, cos=a.cos, sin=a.sin)
     if a.q.dim() < 2:
         raise ShapeError(f"{name}: q has shape {tuple(a.q.shape)}; it must be (…, H, D)")
@@ -43,37 +48,33 @@ def _validate(a: Args) -> None:
         check_same_dtype(name, q=a.q, k=a.k)
         if a.k.dim() != a.q.dim() or a.k.shape[:-2] != a.q.shape[:-2] or a.k.shape[-1] != a.q.shape[-1]:
             raise ShapeError(
-                f"{name}: q has shape {tuple(a.q.shape)} and k {tuple(a.k.shape)}; they may differ in the number of heads only"
+                f"{name}: q has shape {tuple(a.q.shape)} and k {tuple(a.k.shape)}; they may differ in the "
+                "number of heads only"
             )
-    if a.positions.dtype is not torch.int64:
-        raise DtypeError(f"{name}: positions is {dtype_name(a.positions.dtype)}; it must be int64: call positions.long()")
     if a.positions.shape != a.q.shape[:-2]:
         raise ShapeError(
-            f"{name}: positions has shape {tuple(a.positions.shape)} and q {tuple(a.q.shape)}; there is one position per token, "
-            f"so it must be {tuple(a.q.shape[:-2])}: expand it (stride 0 is fine)"
+            f"{name}: positions has shape {tuple(a.positions.shape)} and q {tuple(a.q.shape)}; there is one "
+            f"position per token, so it must be {tuple(a.q.shape[:-2])}: expand it (stride 0 is fine)"
         )
     _validate_tables(name, a)
 
 
 def _validate_tables(name: str, a: Args) -> None:
-    for what, table in (("cos", a.cos), ("sin", a.sin)):
-        if table.dtype is not torch.float32:
-            raise DtypeError(
-                f"{name}: {what} is {dtype_name(table.dtype)}; the tables are float32 whatever q is: build them with rotary_cache"
-            )
     if a.cos.dim() != 2 or a.cos.shape != a.sin.shape:
         raise ShapeError(
-            f"{name}: cos has shape {tuple(a.cos.shape)} and sin {tuple(a.sin.shape)}; both are (max_pos, rotary_dim / 2)"
+            f"{name}: cos has shape {tuple(a.cos.shape)} and sin {tuple(a.sin.shape)}; both are (max_pos, "
+            "rotary_dim / 2)"
         )
     half, dim = a.cos.shape[1], a.q.shape[-1]
     if a.rotary_dim is not None and a.rotary_dim != 2 * half:
         raise ShapeError(
-            f"{name}: rotary_dim is {a.rotary_dim} and the tables have {half} columns; a table has rotary_dim / 2 columns, and "
-            "rotary_dim is even"
+            f"{name}: rotary_dim is {a.rotary_dim} and the tables have {half} columns; a table has "
+            "rotary_dim / 2 columns, and rotary_dim is even"
         )
     if not 0 < 2 * half <= dim:
         raise ShapeError(
-            f"{name}: the tables' {half} columns rotate {2 * half} dims and q has D = {dim}; 0 < rotary_dim ≤ D is required"
+            f"{name}: the tables' {half} columns rotate {2 * half} dims and q has D = {dim}; 0 < rotary_dim "
+            "≤ D is required"
         )
 
 
@@ -97,8 +98,8 @@ def _check_values(
         return
     if low < 0 or high >= cos.shape[0]:
         raise ArgumentError(
-            f"rotary_embedding: positions run from {low} to {high}; the tables hold 0 … {cos.shape[0] - 1}: build them longer "
-            "with rotary_cache"
+            f"rotary_embedding: positions run from {low} to {high}; the tables hold 0 … {cos.shape[0] - 1}: "
+            "build them longer with rotary_cache"
         )
 
 
@@ -175,8 +176,8 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
 ACCURACY = Accuracy(
     bound=_bound,
     exact=_exact,
-    notes="Two products and a sum: ε|x₁c| + ε|x₂s| + ε|Y| ≤ 2ε(|x₁c| + |x₂s|), with cos and sin taken as given in float32. "
-    "Dims past rotary_dim are copies, exact.",
+    notes="Two products and a sum: ε|x₁c| + ε|x₂s| + ε|Y| ≤ 2ε(|x₁c| + |x₂s|), with cos and sin taken as "
+    "given in float32. Dims past rotary_dim are copies, exact.",
 )
 
 
@@ -190,7 +191,8 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> tuple[Tenso
 
 
 @op(
-    schema="Tensor q, Tensor? k, Tensor positions, Tensor cos, Tensor sin, bool interleaved, SymInt? rotary_dim",
+    schema="Tensor q, Tensor? k, Tensor positions, Tensor cos, Tensor sin, bool interleaved, SymInt? "
+    "rotary_dim",
     results=("q_out", "k_out"),
     pack=_pack,
     validate=_validate,
@@ -214,18 +216,19 @@ def rotary_embedding(
     interleaved: bool = False,
     rotary_dim: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Each pair (x₁, x₂) of a head becomes (x₁·c − x₂·s, x₂·c + x₁·s), with c, s = cos, sin at the token's position.
+    """Each pair (x₁, x₂) of a head becomes (x₁·c − x₂·s, x₂·c + x₁·s), with c, s = cos, sin at the token's
+    position.
 
-    Pairs are the halves of the first ``rotary_dim`` dims (``interleaved=False``: x[i], x[i + R/2], as NeoX and Llama) or
-    neighbours (True: x[2i], x[2i + 1], as GPT-J). Dims past ``rotary_dim`` (None = all that the tables have) are copied. Formula:
-    Su et al. 2021, RoFormer. In float32 (float64 for float64), rounded once; cos and sin get no gradient.
+    Pairs are the halves of the first ``rotary_dim`` dims (``interleaved=False``: x[i], x[i + R/2], as NeoX
+    and Llama) or neighbours (True: x[2i], x[2i + 1], as GPT-J). Dims past ``rotary_dim`` (None = all that
+    the tables have) are copied. Formula: Su et al. 2021, RoFormer. In float32 (float64 for float64),
+    rounded once; cos and sin get no gradient.
 
-    q: (…, H, D); k: (…, K, D), same dtype, or None. positions: int64 (…), 0 ≤ position < max_pos. cos, sin: float32
-    (max_pos, rotary_dim / 2), as ``rotary_cache`` makes them. Result: (q', k'), k' None for k None.
+    q: (…, H, D); k: (…, K, D), same dtype, or None. positions: int64 (…), 0 ≤ position < max_pos. cos, sin:
+    float32 (max_pos, rotary_dim / 2), as ``rotary_cache`` makes them. Result: (q', k'), k' None for k None.
 
-    Raises ShapeError, DtypeError, DeviceError, and ArgumentError for a position outside the tables (checked for CPU tensors,
-    and on devices under ``HAL_CHECK=1``).
-    """
+    Raises ShapeError, DtypeError, DeviceError, and ArgumentError for a position outside the tables (checked
+    for CPU tensors, and on devices under ``HAL_CHECK=1``). """
     cos_R, sin_R = _angles(Args(cos=cos, sin=sin, positions=positions), compute_dtype(q.dtype))
 
     def rotate(x: Tensor) -> Tensor:

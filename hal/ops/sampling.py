@@ -28,9 +28,10 @@ PARAMETERS = ("temperature", "top_k", "top_p", "min_p")
 class Filtered(NamedTuple):
     """What the filters leave of each row, in the order of tokens or of ranks.
 
-    score_BV: (x − max)/temperature, the logarithm of the probability up to a constant of the row; the filters do
-    not blank it. keep_BV: the tokens that have a probability. doubt_BV: the least of the distances by which top-p
-    or min-p kept or dropped a token, as a probability: within rounding of 0 either answer is right.
+    score_BV: (x − max)/temperature, the logarithm of the probability up to a constant of the row; the filters
+    do not blank it. keep_BV: the tokens that have a probability. doubt_BV: the least of the distances by
+    which top-p or min-p kept or dropped a token, as a probability: within rounding of 0 either answer is
+    right.
     """
 
     score_BV: Tensor
@@ -39,7 +40,8 @@ class Filtered(NamedTuple):
 
 
 def cleaned(logits: Tensor) -> Tensor:
-    """Logits in their compute dtype without NaN, which sorts last; a row with nothing finite is a certain token 0."""
+    """Logits in their compute dtype without NaN, which sorts last; a row with nothing finite is a certain
+    token 0."""
     x_BV = widen(logits)
     x_BV = torch.where(x_BV.isnan(), float("-inf"), x_BV)
     lost_B1 = ~logits.isfinite().any(-1, keepdim=True)
@@ -65,7 +67,12 @@ def counts(logits: Tensor, temperature: Parameter, top_k: Count) -> Tensor:
 
 
 def filter_ranked(
-    ranked_BR: Tensor, logits: Tensor, temperature: Parameter, top_k: Count, top_p: Parameter, min_p: Parameter
+    ranked_BR: Tensor,
+    logits: Tensor,
+    temperature: Parameter,
+    top_k: Count,
+    top_p: Parameter,
+    min_p: Parameter,
 ) -> Filtered:
     """The filters on cleaned logits in descending order (the best R of them suffice if no row keeps more)."""
     dtype = ranked_BR.dtype
@@ -75,8 +82,8 @@ def filter_ranked(
     # A logit of +inf takes all of the row; subtracting it from itself would give NaN.
     score_BR = torch.where(ranked_BR == best_B1, 0.0, ranked_BR - best_B1)
     if temperature is not None:
-        t_B1 = rows(temperature, logits, dtype)
-        score_BR = score_BR / torch.where(t_B1 == 0.0, 1.0, t_B1)
+        # 0, and what rounds to it, must not divide 0 by 0; `counts` takes care of the true 0.
+        score_BR = score_BR / rows(temperature, logits, dtype).clamp(min=torch.finfo(dtype).tiny)
 
     drawn_from_BR = (ranked_BR != float("-inf")) & (rank_R < counts(logits, temperature, top_k))
     keep_BR, doubt_BR = drawn_from_BR, torch.full_like(score_BR, float("inf"))
@@ -110,8 +117,13 @@ def filtered(
     return Filtered(*(torch.empty_like(t).scatter(-1, token_BV, t) for t in by_rank))
 
 
-def gumbel(seed: int | Tensor, logits: Tensor, token: Tensor, dtype: torch.dtype) -> Tensor:
-    """The Gumbel noise of a draw for tokens (V,) or (B, R): −log(−log u), u from Philox, key = seed, counter = token."""
+def gumbel(seed: int | Tensor, logits: Tensor, dtype: torch.dtype, token: Tensor | None = None) -> Tensor:
+    """The Gumbel noise of a draw, −log(−log u), for all tokens or for those of `token` (B, R).
+
+    u comes from Philox with the row's seed as key and the token as counter.
+    """
+    if token is None:
+        token = torch.arange(logits.shape[1], device=logits.device)
     row_B = torch.arange(logits.shape[0], device=logits.device)
     seed_B = seed if isinstance(seed, Tensor) and seed.dim() == 1 else row_B + seed
     u = philox.to_uniform(philox.words(seed_B[:, None], token), dtype)
@@ -209,12 +221,14 @@ def _read_bytes(a: Args) -> int:
 
 
 def _cost(a: Args) -> Cost:
-    # Per logit: subtract, scale, exponential, add, compare, divide; selecting needs no more than one comparison each.
+    # Per logit: subtract, scale, exponential, add, compare, divide; selecting needs no more than one
+    # comparison each.
     return Cost(flops=6 * a.logits.numel(), bytes=_read_bytes(a) + 4 * a.logits.numel())
 
 
 def _sample_cost(a: Args) -> Cost:
-    # Philox is ten rounds of two multiplications and six other integer operations; then two logarithms and an add.
+    # Philox is ten rounds of two multiplications and six other integer operations; then two logarithms and an
+    # add.
     return Cost(flops=(6 + 80 + 3) * a.logits.numel(), bytes=_read_bytes(a) + 8 * a.logits.shape[0])
 
 
@@ -234,17 +248,18 @@ PROBS_ACCURACY = Accuracy(
     rule="sampling",
     bound=_bound,
     exact=_exact,
-    notes="Keep sets are exact: ranks come from the logits as stored. Only where the cumulative sum before a token lies "
-    "within g(V) of p, or its ratio to the best within 2ε(1 + |score|) of min-p, may it go either way; the rest then "
-    "renormalises. A kept probability is exp of a score with one subtraction and one division behind it, over a sum "
-    "of V terms: Y·(g(V) + 3ε(1 + |x − max|/temperature)).",
+    notes="Keep sets are exact: ranks come from the logits as stored. Only where the cumulative sum before a "
+    "token lies within g(V) of p, or its ratio to the best within 2ε(1 + |score|) of min-p, may it go either "
+    "way; the rest then renormalises. A kept probability is exp of a score with one subtraction and one "
+    "division behind it, over a sum of V terms: Y·(g(V) + 3ε(1 + |x − max|/temperature)).",
 )
 
 SAMPLE_ACCURACY = Accuracy(
     rule="sampling",
-    notes="u is exact. The score of a token is log p + Gumbel: an error of 2ε(1 + |log p|) from the logarithm of p, "
-    "and, as the derivative of −log(−log u) in log u is 1/|log u|, of 2ε(1 + |Gumbel|) from the two logarithms. The "
-    "drawn token must score within the sum of its own bound and that of the best one; g(V) is common to the row.",
+    notes="u is exact. The score of a token is log p + Gumbel: an error of 2ε(1 + |log p|) from the "
+    "logarithm of p, and, as the derivative of −log(−log u) in log u is 1/|log u|, of 2ε(1 + |Gumbel|) from "
+    "the two logarithms. The drawn token must score within the sum of its own bound and that of the best "
+    "one; g(V) is common to the row.",
 )
 
 _FEATURES = (*PARAMETERS, *(f"{name}_tensor" for name in PARAMETERS))
@@ -276,17 +291,18 @@ def top_k_top_p_probs(
 ) -> Tensor:
     """The probabilities that a sampler draws from, float32 (B, V); tokens that the filters drop have 0.
 
-    In this order: logits are divided by ``temperature``; ``top_k`` keeps the k largest (ties to the lowest index);
-    their softmax is taken; ``top_p`` keeps the shortest prefix in descending order whose sum is at least p, and never
-    fewer than one token; ``min_p`` keeps tokens of at least min_p times the best one's probability (Nguyen et al.
-    2024); what is left is renormalised. None leaves a filter out, and so do k ≤ 0, k ≥ V, p = 1 and min_p = 0.
+    In this order: logits are divided by ``temperature``; ``top_k`` keeps the k largest (ties to the lowest
+    index); their softmax is taken; ``top_p`` keeps the shortest prefix in descending order whose sum is at
+    least p, and never fewer than one token; ``min_p`` keeps tokens of at least min_p times the best one's
+    probability (Nguyen et al. 2024); what is left is renormalised. None leaves a filter out, and so do k ≤ 0,
+    k ≥ V, p = 1 and min_p = 0.
 
-    logits: (B, V), any float, V ≥ 1. −inf and NaN have no probability; +inf takes all of its row. A row with no finite
-    logit is certain of token 0. temperature ≥ 0, where 0 is argmax; top_p and min_p in 0 … 1.
+    logits: (B, V), any float, V ≥ 1. −inf and NaN have no probability; +inf takes all of its row. A row with
+    no finite logit is certain of token 0. temperature ≥ 0, where 0 is argmax; top_p and min_p in 0 … 1.
     Each parameter is a number or a tensor, () or (B,): floating, top_k int32 or int64.
 
-    Raises ShapeError, DtypeError, DeviceError and ArgumentError (values of tensors: for CPU tensors, and on devices
-    under ``HAL_CHECK=1``).
+    Raises ShapeError, DtypeError, DeviceError and ArgumentError (values of tensors: for CPU tensors, and on
+    devices under ``HAL_CHECK=1``).
     """
     kept = filtered(logits, temperature, top_k, top_p, min_p)
     mass_BV = torch.where(kept.keep_BV, kept.score_BV, float("-inf")).exp()
@@ -318,13 +334,13 @@ def top_k_top_p_sample(
     """One token per row, int64 (B,), drawn from `top_k_top_p_probs` of the same arguments.
 
     The draw is argmax over tokens v of log p_v + Gumbel_v, where Gumbel_v = −log(−log u_v) and
-    u_v = ((word >> 9) + ½)·2⁻²³ of word 0 of Philox4x32-10 with the seed as key and v as counter. The same seed thus
-    draws the same token on every backend, up to ties within rounding.
+    u_v = ((word >> 9) + ½)·2⁻²³ of word 0 of Philox4x32-10 with the seed as key and v as counter. The same
+    seed thus draws the same token on every backend, up to ties within rounding.
 
-    seed: a number or an int64 tensor () gives row b the key seed + b; a tensor (B,) gives each row its own. A tensor is
-    read on the device, so that a captured graph draws anew when it is rewritten. The rest is as in `top_k_top_p_probs`.
+    seed: a number or an int64 tensor () gives row b the key seed + b; a tensor (B,) gives each row its own. A
+    tensor is read on the device, so that a captured graph draws anew when it is rewritten. The rest is as in
+    `top_k_top_p_probs`.
     """
     kept = filtered(logits, temperature, top_k, top_p, min_p)
-    token_V = torch.arange(logits.shape[1], device=logits.device)
-    noise_BV = gumbel(seed, logits, token_V, kept.score_BV.dtype)
+    noise_BV = gumbel(seed, logits, kept.score_BV.dtype)
     return torch.where(kept.keep_BV, kept.score_BV + noise_BV, float("-inf")).argmax(-1)

@@ -63,7 +63,7 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
         return (torch.zeros_like(a.x),)
     distance = (a.x - a.x.amax(a.dim, keepdim=True)).abs()
     error = expected[0].abs() * (growth(n, acc) + 2 * acc.eps * (1 + distance))
-    # −inf weighs exactly nothing, and NaN or +inf rows have no error of their own: they are judged as special values.
+    # −inf weighs exactly nothing; rows of NaN or +inf have no error: they are judged as special values.
     return (torch.where(error.isfinite(), error, 0.0),)
 
 
@@ -75,9 +75,10 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
 ACCURACY = Accuracy(
     bound=_bound,
     exact=_exact,
-    notes="x − max rounds once, ε|x − max| absolute, hence relative in the exponential, which itself errs by 1 to 2 ε; the "
-    "denominator is a sum of n positive terms with the same errors, averaged, and g(n) of its own; one division. What "
-    "underflows is below 2⁻¹²⁶, which omega holds. −inf weighs exactly 0, in a row of nothing else too.",
+    notes="x − max rounds once, ε|x − max| absolute, hence relative in the exponential, which itself errs "
+    "by 1 to 2 ε; the denominator is a sum of n positive terms with the same errors, averaged, and g(n) "
+    "of its own; one division. What underflows is below 2⁻¹²⁶, which omega holds. −inf weighs exactly 0, "
+    "in a row of nothing else too.",
 )
 
 
@@ -95,10 +96,11 @@ ACCURACY = Accuracy(
     saves=("y",),
 )
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """y = exp(x − max x) / Σ exp(x − max x) over ``dim``, computed in float32 (float64 for float64) and rounded once.
+    """y = exp(x − max x) / Σ exp(x − max x) over ``dim``, computed in float32 (float64 for float64) and
+    rounded once.
 
-    x: any rank of at least 1, any float, any strides. Result: like x, contiguous. A row that is −inf throughout gives 0 with
-    gradient 0, where ``torch.softmax`` gives NaN; a row with a NaN or +inf is NaN.
+    x: any rank of at least 1, any float, any strides. Result: like x, contiguous. A row that is −inf
+    throughout gives 0 with gradient 0, where ``torch.softmax`` gives NaN; a row with a NaN or +inf is NaN.
 
     Raises ShapeError, ArgumentError (dim out of range) and DtypeError.
     """

@@ -60,7 +60,11 @@ def _sample(parameters, dtype, seeds):
     return make
 
 
-_PLAIN, _SCALAR, _ROWS = (lambda rows: 1234), (lambda rows: torch.tensor(-5)), (lambda rows: torch.arange(rows) * 7)
+_PLAIN, _SCALAR, _ROWS = (
+    (lambda rows: 1234),
+    (lambda rows: torch.tensor(-5)),
+    (lambda rows: torch.arange(rows) * 7),
+)
 
 SAMPLES = {
     "top_k_top_p_probs": [_probs(p, torch.float32) for p in PARAMETERS]

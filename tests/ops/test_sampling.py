@@ -1,4 +1,5 @@
-"""top_k_top_p_probs and top_k_top_p_sample: filters beside a plain model of them, the draw beside its formula."""
+"""top_k_top_p_probs and top_k_top_p_sample: filters beside a plain model of them, the draw beside its
+formula."""
 
 from __future__ import annotations
 
@@ -55,7 +56,10 @@ def model_row(logits, temperature=None, top_k=None, top_p=None, min_p=None):
 def model(logits, **options):
     rows = []
     for b, row in enumerate(logits.double().tolist()):
-        at = {k: (v[b] if v.ndim else v).item() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        at = {
+            k: (v[b] if v.ndim else v).item() if isinstance(v, torch.Tensor) else v
+            for k, v in options.items()
+        }
         rows.append(model_row(row, **at))
     return torch.tensor(rows, dtype=torch.float64).reshape(logits.shape)
 
@@ -147,8 +151,12 @@ def test_nan_and_minus_infinity_sort_last_and_have_no_probability(odd):
         assert sample(logits, 3, **options).item() in (1, 3)
 
 
-@pytest.mark.parametrize("row", [[-INF] * 4, [math.nan] * 4, [-INF, math.nan, -INF, -INF], [-INF, INF, INF, 0 * INF]])
-@pytest.mark.parametrize("options", [{}, {"top_k": 2, "top_p": 0.5, "temperature": 0.3, "min_p": 0.1}, {"temperature": 0}])
+@pytest.mark.parametrize(
+    "row", [[-INF] * 4, [math.nan] * 4, [-INF, math.nan, -INF, -INF], [-INF, INF, INF, 0 * INF]]
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 2, "top_p": 0.5, "temperature": 0.3, "min_p": 0.1}, {"temperature": 0}]
+)
 def test_a_row_without_a_finite_logit_is_certain_of_token_0(row, options):
     logits = torch.tensor([row, [0.0, 1.0, 5.0, 2.0]])
     assert probs(logits, **options)[0].tolist() == [1, 0, 0, 0]
@@ -164,6 +172,8 @@ def test_plus_infinity_takes_all_of_its_row():
 def test_extreme_temperatures_stay_finite():
     logits = torch.tensor([[100.0, -3.0, 99.0], [3e38, -3e38, 0.0]])
     assert probs(logits, temperature=1e-40)[0].tolist() == [1, 0, 0]
+    assert probs(torch.tensor([[5.0, 1.0, 5.0]]), temperature=1e-60).tolist() == [[0.5, 0, 0.5]]
+    assert probs(torch.tensor([[5.0, 1.0, 5.0]]), temperature=0).tolist() == [[1, 0, 0]]
     assert probs(logits, temperature=1e30)[1].isfinite().all()
     torch.testing.assert_close(probs(logits, temperature=1e30)[0], torch.full((3,), 1 / 3))
 
@@ -216,7 +226,11 @@ def test_one_token_and_no_rows(rows):
 
 def test_strides_do_not_matter_and_inputs_stay_unchanged():
     logits = philox.normal(12, (6, 24)).float()
-    for view in (logits.t().contiguous().t(), torch.stack([logits, logits], -1)[..., 0], logits[:1].expand(6, 24)):
+    for view in (
+        logits.t().contiguous().t(),
+        torch.stack([logits, logits], -1)[..., 0],
+        logits[:1].expand(6, 24),
+    ):
         before = view.clone()
         got = probs(view, top_k=9, top_p=0.8)
         torch.testing.assert_close(got, probs(view.contiguous(), top_k=9, top_p=0.8))

@@ -1,7 +1,8 @@
 """The portable backend: every operator's reference, composed from ATen, on any torch device type.
 
-Asked for as `portable:<torch device type>`. It needs nothing but a device that torch knows, so a new chip runs the
-whole conformance suite on its first day. `portable:simdev` brings its own device: a simulated one (see `simdev`).
+Asked for as `portable:<torch device type>`. It needs nothing but a device that torch knows, so a new chip
+runs the whole conformance suite on its first day. `portable:simdev` brings its own device: a simulated one
+(see `simdev`).
 """
 
 from __future__ import annotations

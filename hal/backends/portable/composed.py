@@ -13,8 +13,9 @@ IMPLEMENTATIONS = tuple(
         name="composed",
         forward=op.reference,
         kind="composed",
-        # run_to_run: as far as ATen obeys torch.use_deterministic_algorithms there, which is what selection asks.
-        # No host lengths, no synchronisation, nothing that a capture forbids: the references are plain tensor code.
+        # run_to_run: as far as ATen obeys torch.use_deterministic_algorithms there, which is what selection
+        # asks. No host lengths, no synchronisation, nothing that a capture forbids: the references are
+        # plain tensor code.
         declares=Declares(lse_grad=True),
     )
     for op in OPS.values()

@@ -29,7 +29,7 @@ def present(device_type: str) -> list[DeviceDescriptor]:
         count = torch.get_device_module(device_type).device_count()
     except (RuntimeError, AttributeError) as error:
         raise DeviceError(
-            f"portable:{device_type} was asked for, but torch knows no device type {device_type!r} here; import the "
-            "package that registers it first, or choose one that torch has"
+            f"portable:{device_type} was asked for, but torch knows no device type {device_type!r} "
+            "here; import the package that registers it first, or choose one that torch has"
         ) from error
     return [describe(torch.device(device_type, index)) for index in range(count)]

@@ -1,14 +1,16 @@
-"""A simulated accelerator: a real PrivateUse1 device stack of torch, made in Python, for tests without hardware.
+"""A simulated accelerator: a real PrivateUse1 device stack of torch, made in Python.
 
-Its tensors are true device tensors (device type, index, storage, dispatch key, autograd) whose bytes lie in host memory:
-DLPack's device type for extensions is imported by torch as PrivateUse1, so re-tagging a capsule lets a CPU
-tensor and a device tensor share bytes. Every ATen kernel runs on the CPU alias through a boxed fallback; metadata-only
-kernels run on the device tensor itself, so that views share its storage. Like a real device it refuses operands on
-other devices, and `trace()` counts what real hardware would charge for: transfers and synchronisations.
+Its tensors are true device tensors (device type, index, storage, dispatch key, autograd) whose bytes lie in
+host memory: DLPack's device type for extensions is imported by torch as PrivateUse1, so re-tagging a
+capsule lets a CPU tensor and a device tensor share bytes. Every ATen kernel runs on the CPU alias through a
+boxed fallback; metadata-only kernels run on the device tensor itself, so that views share its storage. Like
+a real device it refuses operands on other devices, and `trace()` counts what real hardware would charge
+for: transfers and synchronisations.
 
-It shows dispatch, device handling and the absence of hidden host work; never numerics or speed of any chip. Limits
-of torch's Python device guards: no streams, events, generators of its own, autocast, deepcopy or torch.load, and
-backward passes must run on the thread that called `install`. One stack a process (torch renames PrivateUse1 once).
+It shows dispatch, device handling and the absence of hidden host work; never numerics or speed of any chip.
+Limits of torch's Python device guards: no streams, events, generators of its own, autocast, deepcopy or
+torch.load, and backward passes must run on the thread that called `install`. One stack a process (torch
+renames PrivateUse1 once).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ NAME = "simdev"
 _DL_CPU, _DL_EXTENSION = 1, 12
 _UNRENAMED = "privateuseone"
 
-# Kernels that touch metadata only: ATen's CPU ones work on any storage. The fallback would lose the shared storage.
+# Kernels that touch metadata only: ATen's CPU ones work on any storage. The fallback would lose the shared
+# storage.
 _METADATA_KERNELS = (
     "as_strided",
     "view",
@@ -44,9 +47,19 @@ _METADATA_KERNELS = (
     "set_.source_Storage",
     "set_.source_Storage_storage_offset",
 )
-# Kernels whose result reaches the host, or whose result shape depends on values: the caller waits for the device.
+# Kernels whose result reaches the host, or whose result shape depends on values: the caller waits for the
+# device.
 _SYNCHRONISING = frozenset(
-    {"_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave", "_unique2", "unique_dim", "bincount"}
+    {
+        "_local_scalar_dense",
+        "equal",
+        "nonzero",
+        "masked_select",
+        "repeat_interleave",
+        "_unique2",
+        "unique_dim",
+        "bincount",
+    }
 )
 # Indices may live on the host, as on other accelerators.
 _HOST_OPERANDS = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
@@ -62,7 +75,7 @@ class _DLTensorHead(ctypes.Structure):
 
 @dataclass
 class Trace:
-    """What ran while tracing: ATen kernels by name, and the names of those that moved data or made the host wait."""
+    """What ran while tracing: ATen kernels by name, and which of them moved data or made the host wait."""
 
     kernels: list[str] = field(default_factory=list)
     uploads: list[str] = field(default_factory=list)
@@ -138,7 +151,8 @@ class SimulatedDevices(types.ModuleType):
         index = self._current if index is None else index
         if not 0 <= index < self._count:
             raise DeviceError(
-                f"{self.device_name}:{index} was asked for; there are {self._count} simulated devices, 0 to {self._count - 1}"
+                f"{self.device_name}:{index} was asked for; there are {self._count} simulated devices, "
+                f"0 to {self._count - 1}"
             )
         return index
 
@@ -158,7 +172,9 @@ def installed() -> SimulatedDevices | None:
 
 
 def install(devices: int = 2) -> SimulatedDevices:
-    """Register `devices` simulated devices with torch as `simdev:0`, `simdev:1` …; the second call returns the first's.
+    """Register `devices` simulated devices with torch as `simdev:0`, `simdev:1` …
+
+    A second call changes nothing and returns the same stack.
 
     Raises DeviceError where another device stack (such as torch_npu) already has torch's PrivateUse1 slot.
     """
@@ -172,13 +188,14 @@ def install(devices: int = 2) -> SimulatedDevices:
     stack = SimulatedDevices(NAME, devices)
     torch.utils.backend_registration._setup_privateuseone_for_python_backend(NAME, stack, _hooks(), _guard())
     _register_kernels(stack)
-    # torch's Python guard reports one device, so the engine has no thread for the second: run on the caller's.
+    # torch's Python guard reports one device, so the engine has no thread for the second: run on the
+    # caller's.
     torch.autograd.set_multithreading_enabled(False)
     return stack
 
 
 def _hooks() -> Any:
-    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc,name-defined]
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -192,7 +209,7 @@ def _hooks() -> Any:
 
 
 def _guard() -> Any:
-    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+    class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
             return torch._C._autograd.DeviceType.PrivateUse1
 
@@ -214,10 +231,10 @@ def _register_kernels(stack: SimulatedDevices) -> None:
 
 def _retag(t: Tensor, device_type: int, index: int) -> Tensor:
     """The same bytes as a tensor of another device."""
-    capsule = torch._C._to_dlpack(t)  # type: ignore[attr-defined]
+    capsule = torch._C._to_dlpack(t)
     head = _DLTensorHead.from_address(_capsule_pointer(capsule, b"dltensor"))
     head.device.type, head.device.index = device_type, index
-    alias = torch._C._from_dlpack(capsule)  # type: ignore[attr-defined]
+    alias = torch._C._from_dlpack(capsule)
     assert isinstance(alias, Tensor)
     return alias
 
@@ -260,7 +277,9 @@ def _fallback(stack: SimulatedDevices) -> Callable[..., Any]:
         namespace, _, name = op.name().partition("::")
         name = name.partition(".")[0]
         if namespace != "aten":
-            raise NotImplementedError(f"{op.name()} has no kernel for {stack.device_name}; register one for it")
+            raise NotImplementedError(
+                f"{op.name()} has no kernel for {stack.device_name}; register one for it"
+            )
         stack._note(name)
         if name in _SYNCHRONISING or (name in _HOST_OPERANDS and _indexed_by_mask(args)):
             stack._note(name, "synchronisations")
@@ -269,7 +288,9 @@ def _fallback(stack: SimulatedDevices) -> Callable[..., Any]:
     return kernel
 
 
-def _run_on_alias(stack: SimulatedDevices, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_on_alias(
+    stack: SimulatedDevices, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     index = _common_index(stack, name, leaves)
     growing = _written(op, args, kwargs)
@@ -371,7 +392,8 @@ def _resize(stack: SimulatedDevices) -> Callable[..., Tensor]:
         grown = torch.empty(tuple(size), dtype=t.dtype)
         kept = min(t.numel(), grown.numel())
         if kept:
-            # `t` may have any strides; resize_ keeps the elements in row-major order for contiguous ones only.
+            # `t` may have any strides; resize_ keeps the elements in row-major order for contiguous ones
+            # only.
             grown.reshape(-1)[:kept] = _on_host(t).reshape(-1)[:kept]
         _take(t, _on_device(grown, t.device.index))
         return t

@@ -17,7 +17,7 @@ from hal.errors import ArgumentError
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["DTYPES", "HALVES", "Family", "P", "rows"]
+__all__ = ["DTYPES", "HALVES", "Family", "P", "change", "product", "rows"]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HALVES = ("bfloat16", "float16")
@@ -126,6 +126,15 @@ def rows(
         )
 
     return Variant(f"rows {start} to {stop - 1} alone", (part,), expects, declared=declared)
+
+
+def change(name: str, make: Callable[[Any], Any]) -> Spoil:
+    """A spoiler that replaces one argument."""
+
+    def spoil(args: dict[str, Any]) -> None:
+        args[name] = make(args[name])
+
+    return spoil
 
 
 def _plain(value: Any) -> Any:

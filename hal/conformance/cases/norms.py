@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
 from hal.conformance.cases._values import values
 from hal.conformance.inputs import Draft, Draw
 
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 WEIGHTS = ("same", None, "float64", "float32", "bfloat16", "float16")
-
-
-def _set(name: str, make: Any) -> Any:
-    def spoil(args: dict[str, Any]) -> None:
-        args[name] = make(args[name])
-
-    return spoil
 
 
 def _shape(p: P) -> tuple[int, ...]:
@@ -113,13 +106,13 @@ class _Norm(Family):
 
 
 BAD_NORM: dict[str, tuple[str, tuple[str, ...], Any]] = {
-    "scalar": ("ShapeError", ("x",), _set("x", lambda x: x[0, 0])),
-    "weight_shape": ("ShapeError", ("weight",), _set("weight", lambda w: w[:-1])),
-    "weight_rank": ("ShapeError", ("weight",), _set("weight", lambda w: w[None])),
-    "int_x": ("DtypeError", ("x", "int32"), _set("x", lambda x: x.int())),
-    "int_weight": ("DtypeError", ("weight", "int64"), _set("weight", lambda w: w.long())),
-    "negative_eps": ("ArgumentError", ("eps",), _set("eps", lambda e: -1.0)),
-    "nan_eps": ("ArgumentError", ("eps",), _set("eps", lambda e: float("nan"))),
+    "scalar": ("ShapeError", ("x",), change("x", lambda x: x[0, 0])),
+    "weight_shape": ("ShapeError", ("weight",), change("weight", lambda w: w[:-1])),
+    "weight_rank": ("ShapeError", ("weight",), change("weight", lambda w: w[None])),
+    "int_x": ("DtypeError", ("x", "int32"), change("x", lambda x: x.int())),
+    "int_weight": ("DtypeError", ("weight", "int64"), change("weight", lambda w: w.long())),
+    "negative_eps": ("ArgumentError", ("eps",), change("eps", lambda e: -1.0)),
+    "nan_eps": ("ArgumentError", ("eps",), change("eps", lambda e: float("nan"))),
 }
 
 
@@ -170,8 +163,8 @@ class AddRmsNorm(RmsNorm):
     batched = ("x", "residual")
     bad: ClassVar[dict[str, Any]] = {
         **BAD_NORM,
-        "residual_shape": ("ShapeError", ("residual",), _set("residual", lambda r: r[:-1])),
-        "residual_dtype": ("DtypeError", ("residual",), _set("residual", lambda r: r.double())),
+        "residual_shape": ("ShapeError", ("residual",), change("residual", lambda r: r[:-1])),
+        "residual_dtype": ("DtypeError", ("residual",), change("residual", lambda r: r.double())),
     }
 
     def more(self, args: dict[str, Any], p: P, draw: Draw, dtype: torch.dtype) -> None:
@@ -201,8 +194,8 @@ class LayerNorm(_Norm):
     arranged = ("x", "weight", "bias")
     bad: ClassVar[dict[str, Any]] = {
         **BAD_NORM,
-        "bias_shape": ("ShapeError", ("bias",), _set("bias", lambda b: b[:-1])),
-        "int_bias": ("DtypeError", ("bias", "int64"), _set("bias", lambda b: b.long())),
+        "bias_shape": ("ShapeError", ("bias",), change("bias", lambda b: b[:-1])),
+        "int_bias": ("DtypeError", ("bias", "int64"), change("bias", lambda b: b.long())),
     }
 
     def more(self, args: dict[str, Any], p: P, draw: Draw, dtype: torch.dtype) -> None:

@@ -1,0 +1,421 @@
+"""Writing, reading and copying blocks of a paged KV cache.
+
+T tokens, N blocks, P slots per block, K kv heads, D head dim (E of v), B sequences, U packed rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hal.accuracy import Accumulator, Accuracy
+from hal.arithmetic import result
+from hal.contract import FLOATS
+from hal.errors import ArgumentError, ShapeError
+from hal.op import Args, Cost, Meta, Traits, dtype_name, op
+from hal.ops import _attention_args as arguments
+from hal.ops import _cache
+from hal.ops import _lengths as ragged
+from hal.ops._checks import check_dtype, check_floating, check_rank, check_same_device, check_same_dtype, check_shape
+from hal.ops._overlap import check_apart
+
+__all__ = ["copy_kv_blocks", "gather_kv_cache", "write_kv_cache"]
+
+
+def _pack_write(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> tuple[Any, ...]:
+    return k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale
+
+
+def _validate_write(a: Args) -> None:
+    name = "write_kv_cache"
+    for each, cache in (("k", a.k_cache), ("v", a.v_cache)):
+        check_floating(name, each, getattr(a, each))
+        check_rank(name, each, getattr(a, each), 3, "(tokens, kv heads, head dim)")
+        check_rank(name, f"{each}_cache", cache, 4, "(blocks, slots of a block, kv heads, head dim)")
+    check_same_dtype(name, k=a.k, v=a.v)
+    _cache.check_pair(name, a.k_cache, a.v_cache)
+    if not _cache.quantised(a.k_cache):
+        check_same_dtype(name, k=a.k, k_cache=a.k_cache)
+    arguments.check_devices(name, a, "k", "v", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale")
+    T = a.k.shape[0]
+    for each, cache in (("k", a.k_cache), ("v", a.v_cache)):
+        check_shape(name, each, getattr(a, each), (T, *cache.shape[2:]), f"the tokens of k, the heads of {each}_cache")
+    _cache.check_scales(name, a.k_cache, a.k_scale, a.v_scale)
+    arguments.check_index(name, "slot_mapping", a.slot_mapping, torch.int64, (None,), "(tokens,), or shorter")
+    if a.slot_mapping.shape[0] > T:
+        raise ShapeError(
+            f"{name}: slot_mapping names {a.slot_mapping.shape[0]} slots for {T} tokens; it may be shorter than k, not "
+            "longer"
+        )
+
+
+def _check_write_values(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    check_apart("write_kv_cache", [("k_cache", k_cache), ("v_cache", v_cache)])
+    _cache.check_scale_values("write_kv_cache", k_scale, v_scale)
+    slots = k_cache.shape[0] * k_cache.shape[1]
+    if slot_mapping.shape[0] == 0:
+        return
+    low, high = (int(x) for x in slot_mapping.aminmax())
+    if low < -1 or high >= slots:
+        raise ArgumentError(
+            f"write_kv_cache: slot_mapping holds {low if low < -1 else high}, but the cache has slots 0 … {slots - 1}; "
+            "-1 skips a token"
+        )
+
+
+def _traits_write(a: Args) -> Traits:
+    _, P, K, D = a.k_cache.shape
+    used = _cache.cache_features(a.k_cache, a.k_scale, a.v_scale)
+    if a.v_cache.shape[3] != D:
+        used.add("different_v_dim")
+    return Traits(
+        dtype=dtype_name(a.k.dtype),
+        features=frozenset(used),
+        dims={"block_size": P, "kv_heads": K, "head_dim": D, "v_head_dim": a.v_cache.shape[3]},
+    )
+
+
+def _cost_write(a: Args) -> Cost:
+    n, (_, _, K, D), E = a.slot_mapping.shape[0], a.k_cache.shape, a.v_cache.shape[3]
+    moved = n * K * (D + E) * (a.k.element_size() + a.k_cache.element_size()) + 8 * n
+    return Cost(flops=n * K * (D + E) if _cache.quantised(a.k_cache) else 0, bytes=moved)
+
+
+@op(
+    schema="Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, Tensor? k_scale, "
+    "Tensor? v_scale",
+    results=(),
+    pack=_pack_write,
+    validate=_validate_write,
+    meta=lambda a: (),
+    traits=_traits_write,
+    cost=_cost_write,
+    accuracy=Accuracy(
+        rule="codes",
+        notes="Float caches get a copy, bit for bit. A code is one division and one rounding of value / scale; within "
+        "2·eps·|value / scale| of a tie the adjacent code is admissible.",
+    ),
+    features=("kv_int8", "kv_fp8", "kv_scale", "kv_scale_per_head", "different_v_dim"),
+    check_values=_check_write_values,
+    mutates=("k_cache", "v_cache"),
+)
+def write_kv_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Write the keys and values of tokens into the slots of a paged cache, in place.
+
+    Args:
+        k, v: (T, K, D) and (T, K, E), one floating dtype.
+        k_cache, v_cache: (N, P, K, D) and (N, P, K, E): k's own dtype, float8_e4m3fn or int8; any strides with a last
+            one of 1, no overlap.
+        slot_mapping: int64 (n,), n ≤ T. Token i goes to slot block·P + offset; -1 skips it, as are tokens from n on.
+            Two tokens on one slot: which of them stays is undefined.
+        k_scale, v_scale: float32 () or (K,), above 0. The code is value / scale, one IEEE division, rounded once: int8
+            to nearest even in -128 … 127 (NaN gives 0); fp8 saturates finite values and ±Inf to ±448, NaN stays.
+            Required for int8, None = 1 for fp8, an error for float caches.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, ArgumentError: arguments that do not fit the above; slots out of range and
+            scales that are not above 0 (always for CPU tensors, elsewhere under HAL_CHECK=1).
+
+    Source: the slot mapping is vLLM's (Kwon et al. 2023, "Efficient memory management … with PagedAttention").
+    """
+    n, (N, P) = slot_mapping.shape[0], k_cache.shape[:2]
+    if n == 0 or N == 0:
+        return
+    # Skipped tokens repeat the write of one that is not, or write back what slot 0 holds if all are skipped: the same
+    # bits at the same place, which no order of writing can tell, and no value has to be known on the host.
+    kept_n = slot_mapping >= 0
+    some = kept_n.any()
+    source_n = torch.where(kept_n, torch.arange(n, device=k.device), kept_n.to(torch.uint8).argmax())
+    slot_n = torch.where(some, slot_mapping[source_n], 0)
+    block_n, offset_n = slot_n // P, slot_n % P
+    for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        rows = x[source_n]
+        if _cache.quantised(cache):
+            rows = _cache.codes(rows, scale, cache.dtype)
+        places = _cache.raw(cache)
+        places[block_n, offset_n] = torch.where(some, _cache.raw(rows), places[0, 0])
+
+
+def _pack_gather(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_k: Tensor,
+    total_k: int,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    cu_seqlens_k_cpu: Tensor | None = None,
+) -> tuple[Any, ...]:
+    return k_cache, v_cache, block_table, cu_seqlens_k, k_scale, v_scale, cu_seqlens_k_cpu, total_k, out_dtype
+
+
+def _validate_gather(a: Args) -> None:
+    name = "gather_kv_cache"
+    _cache.check_pair(name, a.k_cache, a.v_cache)
+    _cache.check_scales(name, a.k_cache, a.k_scale, a.v_scale)
+    arguments.check_devices(
+        name, a, "k_cache", "v_cache", "block_table", "cu_seqlens_k", "k_scale", "v_scale"
+    )
+    arguments.check_cu_shape(name, "cu_seqlens_k", a.cu_seqlens_k)
+    B = a.cu_seqlens_k.shape[0] - 1
+    arguments.check_index(name, "block_table", a.block_table, torch.int32, (B, None), f"({B}, blocks of a sequence)")
+    arguments.check_upper_bound(name, "total_k", a.total_k)
+    arguments.check_host_copy(name, "cu_seqlens_k", a.cu_seqlens_k_cpu, a.cu_seqlens_k)
+    if a.out_dtype is None:
+        if _cache.quantised(a.k_cache):
+            raise ArgumentError(
+                f"{name}: out_dtype is None, but the cache holds {dtype_name(a.k_cache.dtype)} codes; name the dtype to "
+                "dequantise to: float64, float32, bfloat16 or float16"
+            )
+    else:
+        check_dtype(name, "out_dtype (as a dtype)", torch.empty(0, dtype=a.out_dtype, device="meta"), FLOATS)
+
+
+def _check_gather_values(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_k: Tensor,
+    total_k: int,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    cu_seqlens_k_cpu: Tensor | None = None,
+) -> None:
+    name = "gather_kv_cache"
+    cu = ragged.check_cu(name, "cu_seqlens_k", cu_seqlens_k, total_k, "total_k", None, "")
+    _cache.check_block_ids(name, block_table, [b - a for a, b in zip(cu, cu[1:], strict=False)], k_cache)
+    _cache.check_scale_values(name, k_scale, v_scale)
+    ragged.check_same_lengths(name, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_k_cpu)
+
+
+def _out_dtype(a: Args) -> torch.dtype:
+    return a.k_cache.dtype if a.out_dtype is None else a.out_dtype
+
+
+def _meta_gather(a: Args) -> tuple[Meta, ...]:
+    K = a.k_cache.shape[2]
+    return tuple(Meta((a.total_k, K, cache.shape[3]), _out_dtype(a)) for cache in (a.k_cache, a.v_cache))
+
+
+def _traits_gather(a: Args) -> Traits:
+    _, P, K, D = a.k_cache.shape
+    used = _cache.cache_features(a.k_cache, a.k_scale, a.v_scale)
+    if _out_dtype(a) is not a.k_cache.dtype:
+        used.add("out_dtype")
+    if a.v_cache.shape[3] != D:
+        used.add("different_v_dim")
+    if a.cu_seqlens_k_cpu is not None:
+        used.add("host_lengths")
+    return Traits(
+        dtype=dtype_name(_out_dtype(a)),
+        features=frozenset(used),
+        dims={"block_size": P, "kv_heads": K, "head_dim": D, "v_head_dim": a.v_cache.shape[3]},
+    )
+
+
+def _cost_gather(a: Args) -> Cost:
+    elements = a.total_k * a.k_cache.shape[2] * (a.k_cache.shape[3] + a.v_cache.shape[3])
+    moved = elements * (a.k_cache.element_size() + _out_dtype(a).itemsize) + 4 * a.cu_seqlens_k.shape[0]
+    moved += 4 * -(-a.total_k // a.k_cache.shape[1])
+    return Cost(flops=elements if _cache.quantised(a.k_cache) else 0, bytes=moved)
+
+
+def _bound_gather(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    return tuple(acc.eps * Y.abs() for Y in expected)
+
+
+def _exact_gather(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    padding_U = ~ragged.owners(a.cu_seqlens_k, a.total_k)[2]
+    copied = _out_dtype(a) is a.k_cache.dtype
+    return tuple((padding_U | copied)[:, None, None].expand(Y.shape) for Y in expected)
+
+
+@op(
+    schema="Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cu_seqlens_k, Tensor? k_scale, "
+    "Tensor? v_scale, Tensor? cu_seqlens_k_cpu, SymInt total_k, ScalarType? out_dtype",
+    results=("k", "v"),
+    pack=_pack_gather,
+    validate=_validate_gather,
+    meta=_meta_gather,
+    traits=_traits_gather,
+    cost=_cost_gather,
+    accuracy=Accuracy(
+        rule="bound",
+        bound=_bound_gather,
+        exact=_exact_gather,
+        notes="A copy in the cache's own dtype is exact; code times scale is one product, then the result's rounding.",
+    ),
+    features=("kv_int8", "kv_fp8", "kv_scale", "kv_scale_per_head", "out_dtype", "different_v_dim", "host_lengths"),
+    check_values=_check_gather_values,
+    host_lengths=("cu_seqlens_k_cpu",),
+)
+def gather_kv_cache(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_k: Tensor,
+    total_k: int,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    cu_seqlens_k_cpu: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of sequences, read from a paged cache into packed rows.
+
+    Args:
+        k_cache, v_cache: (N, P, K, D) and (N, P, K, E), as for `write_kv_cache`.
+        block_table: int32 (B, M); entries past a sequence's end are never read.
+        cu_seqlens_k: int32 (B + 1,), prefix sums of the keys to read, the first 0.
+        total_k: rows of the result, at least cu_seqlens_k[-1].
+        k_scale, v_scale: as for `write_kv_cache`; code times scale is formed in float32 and rounded once.
+        out_dtype: dtype of the result; None = the cache's, not allowed for quantised caches.
+        cu_seqlens_k_cpu: a copy of the sums on the CPU, for implementations that need lengths on the host.
+
+    Returns:
+        k (total_k, K, D) and v (total_k, K, E). Rows past cu_seqlens_k[-1] are zero.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, ArgumentError: arguments that do not fit the above; sums that are not such
+            and block ids out of range (always for CPU tensors, elsewhere under HAL_CHECK=1).
+    """
+    dtype = k_cache.dtype if out_dtype is None else out_dtype
+    (N, P), M = k_cache.shape[:2], block_table.shape[1]
+    b_U, place_U, owned_U = ragged.owners(cu_seqlens_k, total_k)
+    if N * M * block_table.shape[0] == 0:
+        K = k_cache.shape[2]
+        k, v = (torch.zeros(total_k, K, cache.shape[3], dtype=dtype, device=cache.device) for cache in (k_cache, v_cache))
+        return k, v
+    owned_U = owned_U & (place_U < M * P)
+    place_U = torch.where(owned_U, place_U, 0)
+    block_U = torch.where(owned_U, block_table[b_U, place_U // P].to(torch.int64), 0).clamp(0, N - 1)
+    gathered = []
+    for cache, scale in ((k_cache, k_scale), (v_cache, v_scale)):
+        rows = _cache.raw(cache)[block_U, place_U % P].view(cache.dtype)
+        if dtype is not cache.dtype:
+            rows = result(_cache.dequantised(rows, scale, _cache.cache_compute_dtype(cache)), dtype)
+        gathered.append(torch.where(owned_U[:, None, None], rows, torch.zeros((), dtype=rows.dtype, device=rows.device)))
+    return gathered[0], gathered[1]
+
+
+def _pack_copy(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> tuple[Any, ...]:
+    return k_caches, v_caches, src, dst
+
+
+def _named(a: Args) -> list[tuple[str, Tensor]]:
+    return [(f"{name}[{i}]", t) for name in ("k_caches", "v_caches") for i, t in enumerate(getattr(a, name))]
+
+
+def _validate_copy(a: Args) -> None:
+    name = "copy_kv_blocks"
+    for each in ("k_caches", "v_caches"):
+        if not isinstance(getattr(a, each), list | tuple):
+            raise ArgumentError(f"{name}: {each} is {type(getattr(a, each)).__name__}; pass a list with one cache per layer")
+    if len(a.k_caches) != len(a.v_caches):
+        raise ArgumentError(
+            f"{name}: {len(a.k_caches)} k_caches and {len(a.v_caches)} v_caches; both lists hold one cache per layer"
+        )
+    blocks = {}
+    for each, cache in _named(a):
+        _cache.check_cache(name, each, cache)
+        blocks[each] = cache.shape[0]
+    if len(set(blocks.values())) > 1:
+        raise ShapeError(f"{name}: the caches have {sorted(set(blocks.values()))} blocks; all layers share block ids")
+    for each in ("src", "dst"):
+        arguments.check_index(name, each, getattr(a, each), torch.int64, (None,), "(pairs,)")
+    if a.src.shape != a.dst.shape:
+        raise ShapeError(f"{name}: {a.src.shape[0]} sources and {a.dst.shape[0]} destinations; they are pairs")
+    check_same_device(name, **dict(_named(a)), src=a.src, dst=a.dst)
+
+
+def _check_copy_values(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
+    name = "copy_kv_blocks"
+    if not k_caches or src.shape[0] == 0:
+        return
+    check_apart(name, _named(Args(k_caches=k_caches, v_caches=v_caches)))
+    N = k_caches[0].shape[0]
+    sources, targets = src.tolist(), dst.tolist()
+    for each, ids in (("src", sources), ("dst", targets)):
+        if min(ids) < 0 or max(ids) >= N:
+            bad = min(ids) if min(ids) < 0 else max(ids)
+            raise ArgumentError(f"{name}: {each} holds {bad}, but the caches have blocks 0 … {N - 1}")
+    if len(set(targets)) < len(set(zip(sources, targets, strict=True))):
+        twice = next(t for t in targets if len({s for s, d in zip(sources, targets, strict=True) if d == t}) > 1)
+        raise ArgumentError(f"{name}: dst names block {twice} for several sources; a block can be a copy of one only")
+
+
+def _traits_copy(a: Args) -> Traits:
+    if not a.k_caches:
+        return Traits(dtype="float32")
+    _, P, K, D = a.k_caches[0].shape
+    return Traits(
+        dtype=dtype_name(a.k_caches[0].dtype),
+        dims={"block_size": P, "kv_heads": K, "head_dim": D, "v_head_dim": a.v_caches[0].shape[3]},
+    )
+
+
+def _cost_copy(a: Args) -> Cost:
+    n = a.src.shape[0]
+    moved = sum(2 * n * t.shape[1] * t.shape[2] * t.shape[3] * t.element_size() for _, t in _named(a))
+    return Cost(flops=0, bytes=moved + 16 * n)
+
+
+@op(
+    schema="Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, Tensor src, Tensor dst",
+    results=(),
+    pack=_pack_copy,
+    validate=_validate_copy,
+    meta=lambda a: (),
+    traits=_traits_copy,
+    cost=_cost_copy,
+    accuracy=Accuracy(rule="bitwise", notes="A copy."),
+    check_values=_check_copy_values,
+    mutates=("k_caches", "v_caches"),
+)
+def copy_kv_blocks(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
+    """Copy whole blocks within each layer's caches: block dst[i] becomes what block src[i] was before the call.
+
+    Args:
+        k_caches, v_caches: one (N, P, K, D) tensor per layer, as for `write_kv_cache`; all have N blocks.
+        src, dst: int64 (n,). All sources are read before anything is written, so pairs may chain or swap.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, ArgumentError: arguments that do not fit the above; ids out of range and a
+            destination with several sources (always for CPU tensors, elsewhere under HAL_CHECK=1).
+    """
+    for cache in (*k_caches, *v_caches):
+        places = _cache.raw(cache)
+        places[dst] = places[src]

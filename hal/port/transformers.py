@@ -1,0 +1,132 @@
+"""Running transformers models through hal, recognised by structure rather than by name.
+
+`apply(model)` replaces the forward of single module instances and selects hal's attention in the model's own
+configuration; classes, torch and transformers stay as they are, and so do the parameters. What a module computes is
+found out by running it once on small random inputs, so a look-alike that computes something else is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hal.errors import ArgumentError, UnsupportedError
+from hal.port import interface
+from hal.port.attention import Attentions, is_attention
+from hal.port.layer import Layers
+from hal.port.linear import replace_linear
+from hal.port.mlp import MLPs
+from hal.port.norms import Norms
+from hal.port.record import Applied, Changes, Left, Replaced
+from hal.port.rotary import replace_rotary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Applied", "Left", "Replaced", "apply", "require_transformers"]
+
+logger = logging.getLogger("hal")
+
+_applied: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Applied]] = weakref.WeakKeyDictionary()
+
+_NO_OPERATOR = {
+    nn.Embedding: "a table look-up, for which hal has no operator",
+    nn.Conv1d: "a convolution, for which hal has no operator",
+    nn.Conv2d: "a convolution, for which hal has no operator",
+}
+
+
+def apply(model: PreTrainedModel) -> Applied:
+    """Let a transformers model compute with hal's operators, until `undo()` or the end of a `with` block.
+
+    Replaced are RMS and layer norms (with the rounding the model has), linear layers, gated MLPs, rotary embedding and
+    attention; `print(apply(model))` lists what was replaced, what was left and why. Weights are neither copied nor
+    changed. A module that trains with dropout is left alone; applied in eval mode, it goes back to its own forward
+    while it trains.
+
+    Raises ArgumentError if the model is none of transformers' or is already applied, UnsupportedError if transformers
+    is missing or too old.
+    """
+    require_transformers()
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ArgumentError(
+            f"hal.port.transformers.apply takes a transformers model (PreTrainedModel), not a {type(model).__name__}"
+        )
+    former = _applied.get(model)
+    held = former() if former is not None else None
+    if held is not None and held.active:
+        raise ArgumentError(f"this {type(model).__name__} already runs through hal; undo() the first apply before another")
+    changes = Changes()
+    try:
+        _replace(model, changes)
+    except BaseException:
+        changes.undo()
+        raise
+    applied = Applied(model, changes)
+    _applied[model] = weakref.ref(applied)
+    return applied
+
+
+def require_transformers() -> None:
+    """UnsupportedError, saying what to install, unless a transformers that hal knows is there."""
+    needed = "pip install 'torch-hal[transformers]'"
+    try:
+        import transformers
+    except ImportError as error:
+        raise UnsupportedError(f"this needs the package transformers, which cannot be imported ({error}); {needed}") from error
+    if not hasattr(transformers, "AttentionMaskInterface"):
+        raise UnsupportedError(f"transformers {transformers.__version__} has no AttentionMaskInterface; {needed}")
+
+
+def _replace(model: Any, changes: Changes) -> None:
+    modules = list(model.named_modules())
+    norms, mlps, attentions = Norms(), MLPs(), Attentions()
+    attention_modules = [(path, module) for path, module in modules if is_attention(module)]
+    _select_attention(model, changes, bool(attention_modules))
+    for path, module in attention_modules:
+        attentions.replace(changes, path, module)
+    for path, module in modules:
+        if (
+            replace_linear(changes, path, module)
+            or norms.replace(changes, path, module)
+            or mlps.replace(changes, path, module)
+            or replace_rotary(changes, path, module)
+        ):
+            continue
+        why = _NO_OPERATOR.get(type(module))
+        if why is not None:
+            changes.leave(path, module, why)
+    layers = Layers(norms.replaced)
+    for path, module in modules:
+        layers.replace(changes, path, module)
+
+
+def _select_attention(model: Any, changes: Changes, has_attention: bool) -> None:
+    """Make "hal" the attention implementation of the model's configurations, with the way back."""
+    if not has_attention:
+        return
+    if not model._can_set_attn_implementation():
+        changes.leave("", model, "it does not take its attention from transformers' attention interface")
+        return
+    interface.register()
+    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+
+    def back() -> None:
+        for config, name in before:
+            config._attn_implementation_internal = name
+
+    changes.on_undo(back)
+    for config, _ in before:
+        config._attn_implementation_internal = interface.NAME
+
+
+def _configs(model: Any) -> list[Any]:
+    from transformers import PreTrainedModel
+
+    configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel) and m._can_set_attn_implementation()]
+    return list({id(config): config for config in configs}.values())
