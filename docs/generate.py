@@ -6,9 +6,11 @@ import inspect
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 
+import hal
 from hal.op import OPS, Op
 
 PAGE = Path(__file__).with_name("operators.md")
@@ -24,20 +26,19 @@ Conventions that hold for all of them are in [concepts](concepts.md); how result
 """
 
 
-def signature(op: Op) -> str:
-    """The public signature, a parameter a line where it is long, without the module names of types."""
-    parameters = list(op.signature.parameters.values())
+def signature(name: str, of: inspect.Signature) -> str:
+    """A signature, a parameter a line where it is long, without the module names of types."""
     parts, keyword_only = [], False
-    for parameter in parameters:
+    for parameter in of.parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
             parts.append("*")
             keyword_only = True
         parts.append(str(parameter).replace("'", ""))
-    returns = op.signature.return_annotation
+    returns = of.return_annotation
     returns = returns if isinstance(returns, str) else inspect.formatannotation(returns)
-    line = f"{op.name}({', '.join(parts)}) -> {returns}"
+    line = f"{name}({', '.join(parts)}) -> {returns}"
     if len(line) > 100:
-        line = f"{op.name}(\n" + "".join(f"    {part},\n" for part in parts) + f") -> {returns}"
+        line = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f") -> {returns}"
     return line.replace("torch.Tensor", "Tensor").replace("torch.dtype", "dtype")
 
 
@@ -62,19 +63,36 @@ def entry(op: Op) -> str:
         ("judged", judged(op)),
         ("torch op", f"`{schema}`"),
     ]
-    doc = inspect.getdoc(op.reference) or ""
     table = "\n".join(f"| {name} | {text} |" for name, text in rows)
-    # As text: docstrings are written for `help()`, and their formulas are no Markdown.
-    return f"### {op.name}\n\n```text\n{signature(op)}\n\n{doc}\n```\n\n| | |\n|---|---|\n{table}\n"
+    text = block(signature(op.name, op.signature), op.reference)
+    return f"### {op.name}\n\n{text}\n| | |\n|---|---|\n{table}\n"
+
+
+def block(text: str, function: Any) -> str:
+    """Signature and docstring as text: they are written for `help()`, and their formulas are no Markdown."""
+    return f"```text\n{text}\n\n{inspect.getdoc(function) or ''}\n```\n"
+
+
+def helper(name: str, function: Any) -> str:
+    """A public function that is no operator: it lowers to no torch op and is not dispatched."""
+    text = signature(name, inspect.signature(function))
+    return f"### {name}\n\nA helper in plain torch, not dispatched.\n\n{block(text, function)}"
+
+
+def home(name: str) -> str:
+    """The public module that a function belongs to; its body may stand in a private one."""
+    public = [m for m in sorted(sys.modules) if m.startswith("hal.ops.") and not m.startswith("hal.ops._")]
+    return next(module for module in public if name in getattr(sys.modules[module], "__all__", ()))
 
 
 def page() -> str:
+    functions = {name: getattr(hal.ops, name) for name in hal.ops.__all__}
     parts = [HEAD]
-    for module, ops in groupby(OPS.values(), key=lambda op: op.reference.__module__):
+    for module, names in groupby(sorted(functions, key=home), key=home):
         path = module.replace(".", "/") + ".py"
         about = (inspect.getdoc(sys.modules[module]) or "").split("\n\n")[0]
         parts.append(f"## [{module.rpartition('.')[2]}](../{path})\n\n{about}\n\n")
-        parts.extend(entry(op) + "\n" for op in ops)
+        parts.extend((entry(OPS[n]) if n in OPS else helper(n, functions[n])) + "\n" for n in names)
     return "".join(parts).rstrip() + "\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,19 @@ from hal.errors import HalError
 if TYPE_CHECKING:
     from hal.capability import Implementation
 
-__all__ = ["FLOATS", "OPS", "Args", "BoundPlan", "Cost", "Dispatcher", "Meta", "Op", "Tally", "Traits", "dtype_name"]
+__all__ = [
+    "FLOATS",
+    "OPS",
+    "Args",
+    "BoundPlan",
+    "Cost",
+    "Dispatcher",
+    "Meta",
+    "Op",
+    "Tally",
+    "Traits",
+    "dtype_name",
+]
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -119,6 +130,19 @@ class Op:
     mutates: tuple[str, ...] = ()
     autocast: tuple[str, ...] = ()
     host_lengths: tuple[str, ...] = ()
+    # Derived once, as plain attributes: torch.compile cannot trace the lock of a cached_property.
+    schema_names: tuple[str, ...] = field(init=False)
+    one_to_one: bool = field(init=False)
+    torch_op: Any = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        names = tuple(part.split()[-1] for part in self.schema.split(","))
+        object.__setattr__(self, "schema_names", names)
+        object.__setattr__(self, "one_to_one", names == tuple(self.signature.parameters))
+
+    def registered(self, torch_op: Any) -> None:
+        """Note the torch op that calls lower to, once it is defined."""
+        object.__setattr__(self, "torch_op", torch_op)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _op_by_name, (self.name,)
@@ -131,11 +155,6 @@ class Op:
         """Name of the torch op that a call lowers to."""
         return f"{self.name}_fwd" if self.grad else self.name
 
-    @functools.cached_property
-    def schema_names(self) -> tuple[str, ...]:
-        """Argument names of the torch op, in order."""
-        return tuple(part.split()[-1] for part in self.schema.split(","))
-
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Args:
         """The call's arguments by name, defaults filled in; TypeError as for any Python function."""
         bound = self.signature.bind(*args, **kwargs)
@@ -144,14 +163,10 @@ class Op:
 
     def unpack(self, packed: Sequence[Any]) -> dict[str, Any]:
         """Public keyword arguments from the torch op's positional ones."""
-        if self._one_to_one:
+        if self.one_to_one:
             return dict(zip(self.schema_names, packed, strict=True))
         values = dict(zip(self.schema_names, packed, strict=True))
         return {name: self._joined(name, values) for name in self.signature.parameters}
-
-    @functools.cached_property
-    def _one_to_one(self) -> bool:
-        return self.schema_names == tuple(self.signature.parameters)
 
     def _joined(self, name: str, values: Mapping[str, Any]) -> Any:
         """A public argument from its schema arguments: a tensor or a number, or a tuple of several."""

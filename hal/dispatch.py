@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hal import settings
-from hal.recording import recorder
 from hal.contract import Args, BoundPlan, Dispatcher, Op
 from hal.errors import HalError, TransformError
+from hal.recording import recorder
 
 __all__ = ["clear", "device_of", "install", "plan_by_id", "plan_packed", "public_function"]
 
@@ -131,7 +131,7 @@ def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         packed = tuple(
             None if name in op.host_lengths else value for name, value in zip(op.schema_names, packed, strict=True)
         )
-    torch_op = getattr(torch.ops.hal, op.torch_name).default
+    torch_op = op.torch_op
     if not op.grad:
         outs = torch_op(*packed)
     elif _grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in packed):
@@ -199,7 +199,7 @@ def device_of(values: Sequence[Any]) -> torch.device:
 def refuse_transforms(op: Op, packed: Sequence[Any]) -> None:
     """TransformError for what torch would otherwise answer with a wrong result or an obscure error."""
     level = _functorch_level()
-    if level is not None and level.key() is torch._C._functorch.TransformType.Vmap:
+    if level is not None and level.key() == torch._C._functorch.TransformType.Vmap:
         raise TransformError(f"{op.name} does not run under vmap; write the batch into the tensors' own axes")
     tangents = _forward_ad._current_level >= 0
     for value in packed:
@@ -220,7 +220,9 @@ def _cast(op: Op, packed: tuple[Any, ...]) -> tuple[Any, ...]:
         return packed
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(
-        value.to(dtype) if name in op.autocast and value.is_floating_point() and value.dtype is not torch.float64 else value
+        value.to(dtype)
+        if name in op.autocast and value.is_floating_point() and value.dtype is not torch.float64
+        else value
         for name, value in zip(op.schema_names, packed, strict=True)
     )
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from hal.contract import Args, BoundPlan, Op
-from hal.errors import TransformError
 
 __all__ = ["backward", "gradients", "keep", "recompute", "recorder"]
 
@@ -46,7 +45,8 @@ def keep(ctx: Any, op: Op, plan: BoundPlan | None, packed: Sequence[Any], outs: 
     names = (*op.results, *op.stats)
     ctx.layout = tuple(None if isinstance(value, Tensor) else (value,) for value in packed)
     ctx.save_for_backward(
-        *(value for value in packed if isinstance(value, Tensor)), *(outs[names.index(name)] for name in op.saves)
+        *(value for value in packed if isinstance(value, Tensor)),
+        *(outs[names.index(name)] for name in op.saves),
     )
 
 

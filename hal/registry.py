@@ -24,8 +24,17 @@ if TYPE_CHECKING:
     from hal.descriptor import DeviceDescriptor
 
 __all__ = [
-    "GROUP", "PluginFailure", "backend", "backend_names", "cases", "devices", "failures", "implementations",
-    "load_all", "register", "unregister",
+    "GROUP",
+    "PluginFailure",
+    "backend",
+    "backend_names",
+    "cases",
+    "devices",
+    "failures",
+    "implementations",
+    "load_all",
+    "register",
+    "unregister",
 ]
 
 GROUP = "hal.backends"
@@ -95,7 +104,8 @@ def backend(name: str) -> Backend:
         if failure is not None:
             raise PluginError(
                 f"backend {name!r} was asked for, but its plug-in failed: {failure.type}: {failure.message}; "
-                "mend or uninstall it (`hal doctor` lists plug-in failures)", plugin=name,
+                "mend or uninstall it (`hal doctor` lists plug-in failures)",
+                plugin=name,
             )
         near = difflib.get_close_matches(name, backend_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -267,7 +277,8 @@ def _check_backend(name: str, brought: Any) -> None:
     if not isinstance(brought, Backend):
         raise PluginError(
             f"plug-in {name!r} gives {type(brought).__name__} from hal_backend(), but it must give a Backend; "
-            f"a plug-in that extends another backend is named `backend.extra`", plugin=name,
+            f"a plug-in that extends another backend is named `backend.extra`",
+            plugin=name,
         )
     if brought.name != name:
         raise PluginError(

@@ -117,7 +117,9 @@ class Plan:
         self.op = op
         self.implementation = chosen.implementation
         self.foreign = chosen.foreign
-        self.tally: Tally = dispatch_report.tally(op.name, chosen.backend, chosen.implementation.name, chosen.kind, device.type)
+        self.tally: Tally = dispatch_report.tally(
+            op.name, chosen.backend, chosen.implementation.name, chosen.kind, device.type
+        )
         self.call = _bind(op, chosen.implementation.forward, chosen.foreign, device, policy)
 
     def train(self, a: Args) -> tuple[Tensor, ...]:
@@ -212,7 +214,9 @@ def _judge(op: Op, a: Args, device: torch.device, policy: Settings, name: str, f
         raise ConfigError(f"HAL_IMPL asks for {op.name}={forced}, but backend {name!r} has {names}")
     candidates = []
     for implementation in found:
-        answer = implementation.judge(op, a, "cpu" if foreign else device.type, _architecture(implementation, name, device))
+        answer = implementation.judge(
+            op, a, "cpu" if foreign else device.type, _architecture(implementation, name, device)
+        )
         reasons = list(answer.reasons) if isinstance(answer, Rejected) else []
         declares = implementation.declares
         if torch.are_deterministic_algorithms_enabled() and not declares.run_to_run:
@@ -314,4 +318,3 @@ def _on_cpu(op: Op, forward: Callable[..., Any], device: torch.device) -> Callab
         return move(outcome, device)
 
     return foreign
-

@@ -36,7 +36,7 @@ _warned: set[str] = set()
 
 # Read as the mapping that os.environ wraps: os.environ.get encodes and decodes on every call, which would cost
 # more than the rest of a call's dispatch.
-_environ = os.environ._data  # type: ignore[attr-defined]
+_environ: Any = vars(os.environ)["_data"]
 _raw_get = _environ.get
 _raw_names = tuple(os.environ.encodekey(PREFIX + name.upper()) for name in NAMES)  # type: ignore[attr-defined]
 
@@ -99,7 +99,14 @@ def use(
     """
     if isinstance(impl, Mapping):
         impl = ",".join(f"{op}={name}" for op, name in impl.items())
-    given = {"backend": backend, "impl": impl, "fallback": fallback, "check": check, "sync": sync, "invariant": invariant}
+    given = {
+        "backend": backend,
+        "impl": impl,
+        "fallback": fallback,
+        "check": check,
+        "sync": sync,
+        "invariant": invariant,
+    }
     merged = dict(_overrides.get()) | {name: value for name, value in given.items() if value is not None}
     token = _overrides.set(tuple(sorted(merged.items())))
     try:
@@ -132,5 +139,3 @@ def _known() -> str:
 def config_error(name: str, value: object, legal: str, source: str) -> ConfigError:
     """The error for a value that means nothing, worded alike for every source."""
     return ConfigError(f"{source} gives {name} = {value!r}, but it must be {legal}; correct it or leave it unset")
-
-

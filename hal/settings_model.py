@@ -54,7 +54,11 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=settings.PREFIX, case_sensitive=False, env_ignore_empty=True, frozen=True, extra="forbid",
+        env_prefix=settings.PREFIX,
+        case_sensitive=False,
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
         env_parse_none_str=None,
     )
 
@@ -140,13 +144,16 @@ def config_values() -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"HAL_CONFIG names {str(path)!r}, which cannot be read ({error}); correct the path or unset it"
-                        ) from error
+        raise FileError(
+            f"HAL_CONFIG names {str(path)!r}, which cannot be read ({error}); correct the path or unset it"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config file {str(path)!r} is not TOML ({error})") from error
     strange = sorted(set(values) - set(LEGAL))
     if strange:
-        raise ConfigError(f"config file {str(path)!r} has {', '.join(strange)}, but the settings are {', '.join(LEGAL)}")
+        raise ConfigError(
+            f"config file {str(path)!r} has {', '.join(strange)}, but the settings are {', '.join(LEGAL)}"
+        )
     return values
 
 

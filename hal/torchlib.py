@@ -50,6 +50,7 @@ def register(op: Op) -> None:
     LIBRARY.define(forward_schema(op))
     LIBRARY.impl(name, _forward_kernel(op), "CompositeExplicitAutograd")
     torch.library.register_fake(f"hal::{name}", _forward_fake(op), lib=LIBRARY)
+    op.registered(getattr(torch.ops.hal, name).default)
     if op.grad:
         LIBRARY.define(backward_schema(op))
         LIBRARY.impl(f"{op.name}_bwd", _backward_kernel(op), "CompositeExplicitAutograd")
@@ -61,18 +62,20 @@ def register(op: Op) -> None:
 
 
 def _forward_kernel(op: Op) -> Callable[..., Any]:
-    stats, single = bool(op.stats), len(op.results) == 1 and not op.stats
+    plain = op.to_outs is None and op.optional_result is None
+    single, stats = plain and len(op.results) == 1, bool(op.stats)
+    empty = torch.empty
 
     def inference(*packed: Any) -> Any:
         plan, arguments = dispatch.plan_packed(op, packed)
         plan.tally.calls += 1
         outcome = plan.call(**arguments)
-        if single and op.to_outs is None:
+        if single and not stats:
             return outcome
-        outs = op.outs(Args(**arguments), outcome)
+        outs = (outcome,) if single else op.outs(Args(**arguments), outcome)
         if stats:
             device = outs[0].device
-            outs += tuple(torch.empty(0, dtype=dtype, device=device) for dtype in _stat_dtypes(op, arguments))
+            outs += tuple([empty(0, dtype=dtype, device=device) for dtype in _stat_dtypes(op, arguments)])
         return outs[0] if len(outs) == 1 else outs or None
 
     def differentiable(*packed: Any) -> Any:
@@ -122,7 +125,12 @@ def _backward_kernel(op: Op) -> Callable[..., Any]:
     n_args, n_outs = len(op.schema_names), len(op.schema_names) + len(op.saves)
 
     def kernel(*packed: Any) -> Any:
-        arguments, outs, grads, (plan_id, needs) = packed[:n_args], packed[n_args:n_outs], packed[n_outs:-2], packed[-2:]
+        arguments, outs, grads, (plan_id, needs) = (
+            packed[:n_args],
+            packed[n_args:n_outs],
+            packed[n_outs:-2],
+            packed[-2:],
+        )
         plan = dispatch.plan_by_id(plan_id) or dispatch.plan_packed(op, arguments)[0]
         found = recording.gradients(op, plan, arguments, outs, grads, tuple(needs))
         return found[0] if len(found) == 1 else found
@@ -170,7 +178,9 @@ def _refuse_gradient(name: str, what: str) -> None:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise TransformError(f"{what}; detach its inputs, or differentiate only once")
 
-    torch.library.register_autograd(f"hal::{name}", backward, setup_context=lambda ctx, inputs, output: None, lib=LIBRARY)
+    torch.library.register_autograd(
+        f"hal::{name}", backward, setup_context=lambda ctx, inputs, output: None, lib=LIBRARY
+    )
 
 
 def _returns(n: int) -> str:

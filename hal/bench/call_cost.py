@@ -13,6 +13,7 @@ import argparse
 import functools
 import json
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,7 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_writable(options.json)
     device = torch.device(options.device)
     items = [item for subject in subjects(device) for item in measure(subject, options.rounds)]
-    console = Console(highlight=False)
+    # Off a terminal rich assumes 80 columns and cuts the table.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     for call in dict.fromkeys(item.call for item in items):
         table = Table(title=call, title_justify="left", box=None, pad_edge=False)
         table.add_column("µs of host time a call", min_width=56)

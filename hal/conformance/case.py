@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
@@ -140,7 +141,7 @@ def _decode(text: str) -> Param:
         return _WORDS[text]
     if not text.lstrip("-")[:1].isdigit():
         return text
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    raise ArgumentError(f"{text!r} in a case id is neither a number nor a word")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hal import philox
 
-LAYOUTS = ("contiguous", "offset", "sliced", "stepped", "transposed", "gapped", "reversed")
+LAYOUTS = ("contiguous", "offset", "sliced", "stepped", "transposed", "gapped", "reversed", "swapped")
 GUARD = 64  # bytes on either side; a multiple of the alignment that allocators give, so it does not change it
 Results = tuple[Tensor, ...]
 
@@ -232,6 +232,8 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int]:
     step = 1
     if layout == "transposed" and rank >= 2:
         order[-1], order[-2] = order[-2], order[-1]
+    elif layout == "swapped" and rank >= 3:
+        order[-2], order[-3] = order[-3], order[-2]  # heads before positions, the last axis still dense
     elif layout == "reversed":
         order.reverse()
     elif layout == "sliced" and rank:

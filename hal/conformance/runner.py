@@ -84,7 +84,7 @@ def plan(
 
 def _choose(site: Site, suite: Suite, ops: tuple[str, ...], case_ids: tuple[str, ...]) -> list[Case]:
     if case_ids:
-        return [find(case_id) for case_id in case_ids]
+        return [_named(case_id, site.target.backend) for case_id in case_ids]
     listed = cases(suite=suite, backend=site.target.backend)
     known = sorted({case.op for case in listed})
     for op in ops:
@@ -97,6 +97,14 @@ def _choose(site: Site, suite: Suite, ops: tuple[str, ...], case_ids: tuple[str,
     if not chosen:
         raise ArgumentError(f"the suite {suite!r} has no cases for this choice; choose other operators.")
     return chosen
+
+
+def _named(case_id: str, backend: str) -> Case:
+    try:
+        return find(case_id)
+    except ArgumentError as error:
+        hint = closest(case_id, [case.id for case in cases(suite="full", backend=backend)])
+        raise ArgumentError(f"{error}.{hint}") from None
 
 
 def run(what: Plan, workers: int = 0, progress: Progress | None = None) -> Report:

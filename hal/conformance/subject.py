@@ -75,8 +75,8 @@ class Subject:
             E = tuple(accuracy.bound(widened, Y, Accumulator(unit_roundoff(wide), u_p)))
         exact = accuracy.exact(widened, Y) if accuracy.exact is not None else (None,) * len(Y)
         return tuple(
-            Expected(name, dtype, y, None if e is None else e.double().expand(y.shape),
-                     None if x is None else x.expand(y.shape), self.draft.unjudged.get(name), wide)
+            Expected(name, dtype, y, None if e is None else _like(e.double(), y), None if x is None else _like(x, y),
+                     self.draft.unjudged.get(name), wide)
             for name, dtype, y, e, x in zip(self.names, self.dtypes(), Y, E, exact, strict=True)
         )
 
@@ -129,6 +129,11 @@ def p_dtype(declares: Declares, dtype: str) -> torch.dtype | None:
         if u_p and unit_roundoff(candidate) == u_p:
             return candidate
     return None
+
+
+def _like(t: Tensor, y: Tensor) -> Tensor:
+    # An optional result that nobody asked for is (0,), whatever its bound's shape.
+    return t.expand(y.shape) if y.numel() else torch.empty_like(y, dtype=t.dtype)
 
 
 def _double(value: Any) -> Any:

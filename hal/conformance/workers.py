@@ -114,10 +114,10 @@ def _serve(connection: Connection[Any, Any], setup: Callable[..., Judge], argume
     # Ctrl-C reaches the whole process group; the parent decides what becomes of the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     judge = setup(*arguments)
-    connection.send("ready")
-    while True:
-        try:
+    # a closed pipe means that nobody waits for the answer any more
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        connection.send("ready")
+        while True:
             item = connection.recv()
-        except EOFError:
-            return
-        connection.send(judge(item))
+            value = judge(item)
+            connection.send(value)

@@ -152,7 +152,7 @@ def _npu(where: torch.device) -> DeviceDescriptor:
     props = module.get_device_properties(where.index)
     name = module.get_device_name(where.index)
     read = _Reader("torch.npu.get_device_properties")
-    soc = getattr(getattr(module, "npu", module), "get_soc_version", lambda: None)()
+    soc = _answer(module, "get_soc_version")
     return DeviceDescriptor(
         vendor="Huawei",
         name=name,
@@ -295,8 +295,8 @@ def _merge(live: DeviceDescriptor, sheet: DeviceDescriptor) -> DeviceDescriptor:
         sheet = _merge(sheet, family)
     update: dict[str, Any] = {
         "vendor": sheet.vendor,
-        "aliases": sheet.aliases,
-        "family": sheet.family,
+        "aliases": live.aliases or sheet.aliases,
+        "family": live.family or sheet.family,
         "architecture": live.architecture or sheet.architecture,
         "flavour": live.flavour or sheet.flavour,
         "notes": (*live.notes, *(note for note in sheet.notes if note not in live.notes)),

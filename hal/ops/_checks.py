@@ -12,7 +12,13 @@ from hal.contract import FLOATS, dtype_name
 from hal.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 __all__ = [
-    "check_dtype", "check_floating", "check_number", "check_rank", "check_same_device", "check_same_dtype", "check_shape",
+    "check_dtype",
+    "check_floating",
+    "check_number",
+    "check_rank",
+    "check_same_device",
+    "check_same_dtype",
+    "check_shape",
 ]
 
 
@@ -27,7 +33,9 @@ def check_dtype(op: str, name: str, t: Tensor, allowed: Iterable[torch.dtype]) -
     allowed = tuple(allowed)
     if t.dtype not in allowed:
         names = ", ".join(dtype_name(d) for d in allowed)
-        raise DtypeError(f"{op}: {name} has dtype {dtype_name(t.dtype)}, but it must be one of {names}; convert it first")
+        raise DtypeError(
+            f"{op}: {name} has dtype {dtype_name(t.dtype)}, but it must be one of {names}; convert it first"
+        )
 
 
 def check_floating(op: str, name: str, t: Tensor) -> None:
@@ -55,7 +63,9 @@ def check_rank(op: str, name: str, t: Tensor, rank: int, layout: str = "") -> No
     """ShapeError unless `t` has `rank` dimensions; `layout` shows the axes, such as "(B, S, H, D)"."""
     check_tensor(op, name, t)
     if t.dim() != rank:
-        raise ShapeError(f"{op}: {name} has shape {tuple(t.shape)}, but it must have {rank} dimensions {layout}".rstrip())
+        raise ShapeError(
+            f"{op}: {name} has shape {tuple(t.shape)}, but it must have {rank} dimensions {layout}".rstrip()
+        )
 
 
 def check_shape(op: str, name: str, t: Tensor, shape: tuple[Any, ...], why: str = "") -> None:

@@ -23,7 +23,10 @@ from hal.port import interface, probe, rotary
 from hal.port.record import Changes
 from hal.port.rotary import RotaryForm
 
-__all__ = ["Attentions", "is_attention"]
+__all__ = ["ATTENTION_RUNS", "NOT_RECOGNISED", "Attentions", "is_attention"]
+
+NOT_RECOGNISED = "its projections are laid out in a way that hal does not know"
+ATTENTION_RUNS = "; attention itself runs through hal"
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _PROBE = "hal_probe"
@@ -78,8 +81,11 @@ class Attentions:
     def __init__(self) -> None:
         self._forms: dict[tuple[Any, ...], _Form | str] = {}
 
-    def replace(self, changes: Changes, path: str, module: nn.Module) -> None:
-        """Replace an attention module's forward, or say why its own stays."""
+    def replace(self, changes: Changes, path: str, module: nn.Module, selected: bool) -> None:
+        """Replace an attention module's forward, or say why its own stays.
+
+        selected: whether the model's attention implementation is hal's.
+        """
         if "forward" in module.__dict__:
             changes.leave(path, module, "its forward was replaced before")
             return
@@ -87,12 +93,15 @@ class Attentions:
         if dropout and module.training:
             changes.leave(path, module, f"it trains with dropout {dropout:g}, which hal has not")
             return
+        if not selected:
+            changes.leave(path, module, "its model does not take attention from transformers' attention interface")
+            return
         key = probe.same_kind(module)
         if key not in self._forms:
             self._forms[key] = _form(module)
         form = self._forms[key]
         if isinstance(form, str):
-            changes.leave(path, module, f"{form}; attention itself runs through hal")
+            changes.leave(path, module, form + ATTENTION_RUNS)
             return
         how = str(form) + (f"; its own forward while it trains with dropout {dropout:g}" if dropout else "")
         ops = ("attention",) if form.rotary is None else ("rotary_embedding", "attention")
@@ -107,6 +116,8 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def _forward(form: _Form, original: Callable[..., Any]) -> Callable[..., Any]:
+    rotary_dim = 0 if form.rotary is None else form.rotary.rotary_dim
+
     def forward(
         self: Any,
         hidden_states: Tensor,
@@ -121,6 +132,8 @@ def _forward(form: _Form, original: Callable[..., Any]) -> Callable[..., Any]:
             or kwargs.get("position_bias") is not None
             or "past_key_values" in kwargs
             or kwargs.get("output_attentions")
+            # A width that was not probed: the module may treat it in a way of its own.
+            or (rotary_dim and position_embeddings[0].shape[-1] != rotary_dim)
         ):
             return original(
                 self,
@@ -238,12 +251,9 @@ def _norms(module: nn.Module) -> tuple[_QKNorm, ...]:
 
 
 def _rotary_forms(module: Any) -> Iterator[RotaryForm]:
-    dims = [module.head_dim]
     parameters = getattr(module.config, "rope_parameters", None) or {}
-    share = parameters.get("partial_rotary_factor") or getattr(module.config, "partial_rotary_factor", None)
-    if share and share != 1:
-        dims.append(int(module.head_dim * share))
-    for dim in dims:
+    share = parameters.get("partial_rotary_factor") or getattr(module.config, "partial_rotary_factor", None) or 1
+    for dim in dict.fromkeys((int(module.head_dim * share), module.head_dim)):
         if dim % 2 == 0:
             yield RotaryForm(dim, False, False)
             yield RotaryForm(dim, True, False)

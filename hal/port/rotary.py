@@ -62,8 +62,11 @@ def rotate(
 
 def replace_rotary(changes: Changes, path: str, module: nn.Module) -> bool:
     """Whether `module` makes cos and sin; if so, let it hand them on with room for the operator's tables."""
-    if "inv_freq" not in dict(module.named_buffers(recurse=False)) or "forward" in module.__dict__:
+    if not any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
         return False
+    if "forward" in module.__dict__:
+        changes.leave(path, module, "its forward was replaced before")
+        return True
     changes.replace_forward(path, module, _forward(type(module).forward), (), "cos and sin stay the model's own")
     return True
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from hal.errors import ArgumentError, UnsupportedError
 from hal.port import interface
-from hal.port.attention import Attentions, is_attention
+from hal.port.attention import ATTENTION_RUNS, NOT_RECOGNISED, Attentions, is_attention
 from hal.port.layer import Layers
 from hal.port.linear import replace_linear
 from hal.port.mlp import MLPs
@@ -31,13 +31,6 @@ __all__ = ["Applied", "Left", "Replaced", "apply", "require_transformers"]
 logger = logging.getLogger("hal")
 
 _applied: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Applied]] = weakref.WeakKeyDictionary()
-
-_NO_OPERATOR = {
-    nn.Embedding: "a table look-up, for which hal has no operator",
-    nn.Conv1d: "a convolution, for which hal has no operator",
-    nn.Conv2d: "a convolution, for which hal has no operator",
-}
-
 
 def apply(model: PreTrainedModel) -> Applied:
     """Let a transformers model compute with hal's operators, until `undo()` or the end of a `with` block.
@@ -86,33 +79,42 @@ def require_transformers() -> None:
 def _replace(model: Any, changes: Changes) -> None:
     modules = list(model.named_modules())
     norms, mlps, attentions = Norms(), MLPs(), Attentions()
-    attention_modules = [(path, module) for path, module in modules if is_attention(module)]
-    _select_attention(model, changes, bool(attention_modules))
-    for path, module in attention_modules:
-        attentions.replace(changes, path, module)
+    selected = _select_attention(model, changes)
     for path, module in modules:
-        if (
-            replace_linear(changes, path, module)
-            or norms.replace(changes, path, module)
-            or mlps.replace(changes, path, module)
-            or replace_rotary(changes, path, module)
-        ):
+        if is_attention(module):
+            attentions.replace(changes, path, module, selected)
+    inside_mlps: set[nn.Module] = set()
+    for path, module in modules:
+        if replace_linear(changes, path, module) or norms.replace(changes, path, module):
             continue
-        why = _NO_OPERATOR.get(type(module))
-        if why is not None:
-            changes.leave(path, module, why)
+        if mlps.replace(changes, path, module):
+            inside_mlps.update(module.modules())
+        elif not replace_rotary(changes, path, module):
+            _leave(changes, path, module, selected, inside_mlps)
     layers = Layers(norms.replaced)
     for path, module in modules:
         layers.replace(changes, path, module)
 
 
-def _select_attention(model: Any, changes: Changes, has_attention: bool) -> None:
-    """Make "hal" the attention implementation of the model's configurations, with the way back."""
-    if not has_attention:
+def _leave(changes: Changes, path: str, module: nn.Module, selected: bool, inside_mlps: set[nn.Module]) -> None:
+    """Note a module that computes something of its own and stays as it is."""
+    if is_attention(module) or module in inside_mlps:
         return
+    if any(True for _ in module.children()):
+        if "Attention" in type(module).__name__ and any(hasattr(module, name) for name in ("scaling", "is_causal")):
+            changes.leave(path, module, NOT_RECOGNISED + (ATTENTION_RUNS if selected else ""))
+    elif isinstance(module, nn.Dropout):
+        if module.p > 0:
+            changes.leave(path, module, "dropout stays the model's own")
+    elif not isinstance(module, nn.Identity | nn.ModuleList | nn.ModuleDict):
+        changes.leave(path, module, "hal has no operator for it")
+
+
+def _select_attention(model: Any, changes: Changes) -> bool:
+    """Make "hal" the attention implementation of the model's configurations, with the way back."""
     if not model._can_set_attn_implementation():
         changes.leave("", model, "it does not take its attention from transformers' attention interface")
-        return
+        return False
     interface.register()
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
 
@@ -123,6 +125,7 @@ def _select_attention(model: Any, changes: Changes, has_attention: bool) -> None
     changes.on_undo(back)
     for config, _ in before:
         config._attn_implementation_internal = interface.NAME
+    return True
 
 
 def _configs(model: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """The portable backend on a device that torch does not know: the simulated PrivateUse1 stack, two devices.
 
-torch can rename PrivateUse1 once a process, and the stack then is the process's accelerator. So each module of
-tests that needs it runs as a pytest session of its own.
+torch can rename PrivateUse1 once a process, and the stack then is the process's accelerator. So each module
+of tests that needs it runs as a pytest session of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("HAL_", "PYTEST_"))} | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("HAL_", "PYTEST_"))} | {
+    "OMP_NUM_THREADS": "1"
+}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,7 @@ __all__ = ["DTYPES", "HALVES", "Family", "P", "change", "product", "rows"]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HALVES = ("bfloat16", "float16")
+DENSE_LAST = ("contiguous", "offset", "sliced", "gapped", "swapped")
 POISONS = ("nan", "inf", "huge")
 P = SimpleNamespace
 Spoil = Callable[[dict[str, Any]], None]
@@ -35,6 +36,8 @@ class Family:
     """
 
     op: ClassVar[str]
+    # Caches must keep a last stride of 1.
+    dense_last: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     arranged: ClassVar[tuple[str, ...]] = ()
     bad: ClassVar[Mapping[str, tuple[str, tuple[str, ...], Spoil]]] = {}
@@ -76,7 +79,7 @@ class Family:
         p = self.params(case)
         draft = self.draft(p, Draw(case.seed), getattr(torch, case.dtype))
         if p.layout != "contiguous":
-            draft.layouts |= {name: p.layout for name in self.arranged if isinstance(draft.args.get(name), Tensor)}
+            draft.layouts |= {name: self._legal(name, p.layout) for name in self._tensors(draft)}
         if p.bad is not None:
             if p.bad not in self.bad:
                 raise ArgumentError(f"{case.id}: {self.op} knows no bad input {p.bad!r}; it has {', '.join(self.bad)}")
@@ -97,13 +100,21 @@ class Family:
 
     def other_layouts(self, case: Case, draft: Draft) -> dict[str, str]:
         """A layout per tensor for the strided variant of a contiguous case."""
-        tensors = [name for name in self.arranged if isinstance(draft.args.get(name), Tensor)]
-        return {name: LAYOUTS[1 + (case.seed + i) % (len(LAYOUTS) - 1)] for i, name in enumerate(tensors)}
+        choice = [LAYOUTS[1 + (case.seed + i) % (len(LAYOUTS) - 1)] for i in range(len(self.arranged))]
+        return {name: self._legal(name, kind) for name, kind in zip(self.arranged, choice, strict=True)
+                if name in self._tensors(draft)}
 
     def bad_cases(self, **params: Any) -> Iterator[Case]:
         """One case per kind of bad input."""
         for kind in self.bad:
             yield self.case("float32", "edge", "bad-input", bad=kind, **params)
+
+    def _tensors(self, draft: Draft) -> list[str]:
+        held = {name for name, value in draft.args.items() if isinstance(value, Tensor) or _is_list(value)}
+        return [name for name in self.arranged if name in held]
+
+    def _legal(self, name: str, layout: str) -> str:
+        return layout if name not in self.dense_last or layout in DENSE_LAST else "swapped"
 
     def _defaults(self) -> dict[str, Any]:
         return {**self.defaults, "layout": "contiguous", "poison": "auto", "bad": None}
@@ -135,6 +146,10 @@ def change(name: str, make: Callable[[Any], Any]) -> Spoil:
         args[name] = make(args[name])
 
     return spoil
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Tensor)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,43 @@
+"""softmax by ATen's fused kernel, mended: a row that is −inf throughout is 0 here, NaN there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hal.capability import Declares, Implementation, Limit, Supports
+from hal.op import Args
+
+__all__ = ["IMPLEMENTATIONS"]
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    y = torch.softmax(x, dim)
+    # Such a row is NaN from its first element on, as is a row with a NaN: one column tells whether to look.
+    first = y.select(dim, 0).sum().item()
+    if first != first:
+        y.masked_fill_((x == float("-inf")).all(dim, keepdim=True), 0.0)
+    return y
+
+
+def _backward(
+    a: Args, outs: dict[str, Tensor], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
+) -> tuple[Tensor | None]:
+    (dy,), y = grads, outs["y"]
+    if dy is None or not needs[0]:
+        return (None,)
+    wide = torch.float64 if y.dtype is torch.float64 else torch.float32
+    return (torch._softmax_backward_data(dy.to(wide), y.to(wide), a.dim, wide),)
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        "softmax",
+        "aten",
+        softmax,
+        supports=Supports(limits={"length": Limit(min=1)}),
+        declares=Declares(),
+        priority=10,
+        backward=_backward,
+    ),
+)
