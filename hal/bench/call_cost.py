@@ -37,7 +37,7 @@ BARE = "implementation, called directly"
 BARE_TRAIN = "implementation, as for a backward pass, called directly"
 SHORT = "short way"
 ROUTED = "through torch.ops"
-RECORDED = "through torch.ops, recorded for autograd"
+RECORDED = "recorded for autograd"
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,9 @@ def _candidates(subject: Subject) -> dict[str, Callable[[], Any]]:
         "  new plan: bind, validate, select": lambda: dispatch.new_plan(op, op.bind(args, kwargs)),
         "  validation": lambda: op.validate(bound),
         "  allocation of the results": lambda: [empty(m.shape, dtype=m.dtype, device=device) for m in metas],
-        ROUTED: lambda: torch_op(*routed),
+        ROUTED: lambda: dispatch.long_way(op, args, kwargs),
         RECORDED: lambda: public(*recorded, **kwargs),
+        f"torch.ops.hal.{op.torch_name}, called directly": lambda: torch_op(*routed),
         **peers,
     }
 
@@ -152,7 +153,7 @@ def _gate() -> bool:
         or bool(torch._C._len_torch_function_stack())
         or bool(torch._C._len_torch_dispatch_stack())
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or not torch.is_grad_enabled()
+        or torch.autograd.forward_ad._current_level >= 0
     )
 
 

@@ -9,6 +9,7 @@ import typer
 import hal
 from hal.cli import conformance, devices, doctor, explain, ops
 from hal.cli._console import Group
+from hal.cli.generate import generate
 
 __all__ = ["app", "main"]
 
@@ -29,10 +30,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
+def root(version: Version = False) -> None:
     """LLM operators on PyTorch, one meaning on every backend.
 
     The backend is chosen by `HAL_BACKEND` (auto, cpu, `portable:<torch device>`, or a plug-in's name),
@@ -47,6 +49,7 @@ app.command("ops")(ops.ops)
 app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 app.add_typer(conformance.app, name="conformance")
+app.command("generate")(generate)
 
 
 def main() -> None:

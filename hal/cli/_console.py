@@ -32,7 +32,7 @@ def print_json(value: Any) -> None:
 
 def table(title: str | None = None) -> Table:
     """An empty table in the house style."""
-    return Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    return Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def line(text: str, style: str = "", stderr: bool = False) -> None:

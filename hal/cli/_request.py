@@ -27,7 +27,8 @@ _FIXED: dict[str, torch.dtype] = {
     "cu_seqlens_q_cpu": torch.int32, "cu_seqlens_k_cpu": torch.int32, "seq_lens_cpu": torch.int32,
     "slot_mapping": torch.int64, "target": torch.int64, "src": torch.int64, "dst": torch.int64, "seed": torch.int64,
     "k_scale": torch.float32, "v_scale": torch.float32, "lse_a": torch.float32, "lse_b": torch.float32,
-    "mask": torch.bool, "temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32,
+    "mask": torch.bool,
+    "temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32,
 }  # fmt: skip
 _FOLLOWS_DOUBLE = ("lse_a", "lse_b")
 _LISTS = ("k_caches", "v_caches")
@@ -79,7 +80,7 @@ def build(op: Op, shapes: Sequence[str], dtypes: Sequence[str], settings: Sequen
         try:
             companions = _COMPANIONS[op.name](request)
         except IndexError as error:
-            raise ShapeError(f"--shape {first}={shapes[0]!r} has too few axes for {op.name}; see its docstring.") from error
+            raise ShapeError(f"--shape {first}={shapes[0]!r} has too few axes for {op.name}.") from error
         for name, companion in companions.items():
             if name in request.shapes or name in request.values:
                 continue
@@ -94,7 +95,7 @@ def build(op: Op, shapes: Sequence[str], dtypes: Sequence[str], settings: Sequen
         request.dtypes[name] = _dtype(given.pop(name)) if name in given else default
     if given:
         name = next(iter(given))
-        raise ArgumentError(f"--dtype {name}=… names an argument without a tensor in this call; give --shape {name}=… too.")
+        raise ArgumentError(f"--dtype {name}=… names no tensor of this call; give --shape {name}=… too.")
     missing = [
         name
         for name, parameter in op.signature.parameters.items()
@@ -107,8 +108,10 @@ def build(op: Op, shapes: Sequence[str], dtypes: Sequence[str], settings: Sequen
     return request
 
 
-def _pairs(option: str, texts: Sequence[str], names: Sequence[str], op: Op, default: str | None = None) -> list[tuple[str, str]]:
-    pairs = []
+def _pairs(
+    option: str, texts: Sequence[str], names: Sequence[str], op: Op, default: str | None = None
+) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
@@ -118,7 +121,9 @@ def _pairs(option: str, texts: Sequence[str], names: Sequence[str], op: Op, defa
         elif name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ArgumentError(f"{option} {text}: {op.name} has no argument {name!r}; it has {', '.join(names)}.{hint}")
+            raise ArgumentError(
+                f"{option} {text}: {op.name} has no argument {name!r}; it has {', '.join(names)}.{hint}"
+            )
         if name in (seen for seen, _ in pairs):
             raise ArgumentError(f"{option} is given twice for {name or 'the whole call'}; give it once.")
         pairs.append((name, value))
@@ -140,7 +145,8 @@ def _dtype(text: str) -> torch.dtype:
     dtype = getattr(torch, aliases.get(text, text), None)
     if not isinstance(dtype, torch.dtype):
         raise ArgumentError(
-            f"--dtype {text!r} is no torch dtype: write float64, float32, bfloat16 or float16 (caches also float8_e4m3fn, int8)."
+            f"--dtype {text!r} is no torch dtype: write float64, float32, bfloat16 or float16; "
+            "a cache may also be float8_e4m3fn or int8."
         )
     return dtype
 
@@ -233,7 +239,6 @@ _COMPANIONS: dict[str, Callable[[Request], Companions]] = {
     "layer_norm": _norm,
     "add_rms_norm": _add_norm,
     "rotary_embedding": _rotary,
-    "rotary_cache": lambda r: {"max_pos": 4096, "rotary_dim": 128},
     "attention": _attention,
     "attention_varlen": _varlen,
     "merge_attention": _merge,

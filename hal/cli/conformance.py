@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from hal.cli._console import console, line, table
 
 if TYPE_CHECKING:
-    from hal.conformance.report import Report
+    from hal.conformance.report import Report, Result
     from hal.conformance.runner import Plan
     from hal.conformance.runner import Progress as Callback
 
@@ -23,6 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Judge implementations against the 
 
 _MOST_FAILURES_SHOWN = 20
 _SMALL = 40
+_MOST_WORKERS = 16
 
 
 class SuiteName(StrEnum):
@@ -40,19 +42,24 @@ def _conformance() -> None:
 @app.command("run")
 def run(
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Backend to judge, such as cpu or portable:cpu. Default: HAL_BACKEND, else auto.")
+        str | None,
+        typer.Option(metavar="NAME", help="Backend, such as cpu or portable:cpu. Default: HAL_BACKEND, else auto."),
     ] = None,
-    suite: Annotated[SuiteName, typer.Option(help="Which cases: quick takes a minute on two CPU cores, full ten.")] = SuiteName.quick,
+    suite: Annotated[
+        SuiteName, typer.Option(help="quick takes a minute on two CPU cores, full ten.")
+    ] = SuiteName.quick,
     op: Annotated[list[str] | None, typer.Option(metavar="OP", help="Only this operator. Repeatable.")] = None,
     impl: Annotated[
         list[str] | None,
-        typer.Option(metavar="IMPL", help="Only this implementation. Repeatable. Default: all that the backend registers."),
+        typer.Option(metavar="IMPL", help="Only this implementation. Repeatable. Default: every one."),
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Only this case, of whatever suite, by its printed id. Repeatable.")
+        list[str] | None, typer.Option(metavar="ID", help="Only this case, of any suite. Repeatable.")
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Write the report as JSON.")] = None,
-    junit_path: Annotated[Path | None, typer.Option("--junit", metavar="PATH", help="Write the report as JUnit XML.")] = None,
+    junit_path: Annotated[
+        Path | None, typer.Option("--junit", metavar="PATH", help="Write the report as JUnit XML.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -98,7 +105,10 @@ def run(
 def _workers(what: Plan) -> int:
     if what.size < _SMALL:
         return 0
-    return len(os.sched_getaffinity(0)) if what.site.target.device == "cpu" else 1
+    if what.site.target.device != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_WORKERS)
 
 
 @contextmanager
@@ -112,18 +122,16 @@ def _progress(what: Plan) -> Iterator[Callback | None]:
         task = bar.add_task("judging", total=what.size)
         bad = 0
 
-        def step(result: object, done: int, planned: int) -> None:
+        def step(result: Result, done: int, planned: int) -> None:
             nonlocal bad
-            bad += getattr(result, "status", "") in ("failed", "mistrusted")
-            description = f"{getattr(result, 'op', '')}" + (f", {bad} bad" if bad else "")
+            bad += result.status in ("failed", "mistrusted")
+            description = f"{result.op}, {bad} bad" if bad else result.op
             bar.update(task, completed=done, total=planned, description=description)
 
         yield step
 
 
 def _show(report: Report) -> None:
-    from hal.conformance.report import grouped
-
     target, counts = report.target, report.counts
     simulated = " (simulated)" if target.simulated else ""
     device = f"{target.device}, {target.descriptor}" if target.descriptor else target.device
@@ -131,38 +139,43 @@ def _show(report: Report) -> None:
         f"backend {target.backend} on {device}{simulated}, suite {report.request.suite}, "
         f"hal {report.environment.hal}, torch {report.environment.torch}"
     )
-    rows = table()
-    rows.add_column("operator")
-    rows.add_column("dtype")
-    rows.add_column("implementation")
-    for column in ("cases", "passed", "failed", "mistrusted", "unsupported", "skipped", "worst share"):
-        rows.add_column(column, justify="right")
-    waived = counts["waived"] > 0
-    if waived:
-        rows.add_column("waived", justify="right")
-    for group in grouped(report.results):
-        share = "–" if group.worst_share is None else f"{group.worst_share:.3f}"
-        cells = [group.op, group.dtype, group.implementation, str(group.total)]
-        cells += [
-            str(group[status] or "–") for status in ("passed", "failed", "mistrusted", "unsupported", "skipped")
-        ]
-        cells.append(share)
-        if waived:
-            cells.append(str(group["waived"] or "–"))
-        rows.add_row(*cells, style="red" if group["failed"] or group["mistrusted"] else "")
-    console().print(rows)
+    rows, out = _rows(report), console()
+    # a narrow terminal wraps lines; rich would cut names and figures
+    out.width = max(out.width, rows.__rich_measure__(out, out.options.update(max_width=200)).minimum)
+    out.print(rows)
+    line("share: the largest error as a part of its budget; above 1 fails")
     if report.missing:
         line(f"no implementation of {', '.join(report.missing)}", "yellow")
     for failure in report.environment.plugin_failures:
         line(f"plug-in left out: {failure}", "yellow")
     _show_failures(report)
-    total = ", ".join(f"{counts[status]} {status}" for status in counts)
-    if not report.complete:
-        line(f"interrupted after {len(report.results)} of {report.planned} results", "red")
-    line(f"{len(report.results)} results in {report.seconds:.1f} s: {total or 'none'}", "bold")
-    line("share = largest error as a part of its budget; 1 would be all of it")
     if target.simulated:
         line("The device is simulated: this shows that conventions agree, not how a chip computes.", "yellow")
+    if not report.complete:
+        line(f"interrupted after {len(report.results)} of {report.planned} results", "red")
+    total = ", ".join(f"{count} {status}" for status, count in counts.items())
+    line(f"{len(report.results)} results in {report.seconds:.1f} s: {total or 'none'}", "bold")
+
+
+def _rows(report: Report) -> Table:
+    """A row per operator, dtype and implementation, within 80 columns: rare statuses only where they occur."""
+    from hal.conformance.report import grouped
+
+    statuses = ["passed", "failed", "unsupported"]
+    statuses += [status for status in ("mistrusted", "skipped", "waived") if report.counts[status]]
+    rows = table()
+    for column in ("operator", "dtype", "by"):
+        rows.add_column(column, no_wrap=True)
+    narrow = {"unsupported": "unsup-\nported", "mistrusted": "mis-\ntrusted"}
+    for column in ("cases", *statuses, "share"):
+        rows.add_column(narrow.get(column, column), justify="right", no_wrap=True)
+    for group in grouped(report.results):
+        share = group.worst_share
+        cells = [group.op, group.dtype, group.implementation, str(group.total)]
+        cells += [str(group[status] or "–") for status in statuses]
+        cells.append("–" if share is None else f"{share:.3f}" if share < 100 else f"{share:.1e}")
+        rows.add_row(*cells, style="red" if group["failed"] or group["mistrusted"] else "")
+    return rows
 
 
 def _show_failures(report: Report) -> None:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def devices(
-    sheets: Annotated[bool, typer.Option("--sheets", help="List the chips whose data sheets ship with hal instead.")] = False,
+    sheets: Annotated[bool, typer.Option("--sheets", help="List the chips that hal has data sheets of.")] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Check every data sheet: each figure needs a source, a date and a class.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: whole descriptors, or the audit's findings.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: whole descriptors, or findings.")] = False,
 ) -> None:
     """List the devices that the installed backends see, with what is known about each.
 
@@ -106,5 +106,6 @@ def _audit(as_json: bool) -> None:
     else:
         for finding in findings:
             line(str(finding), "red")
-        line(f"{len(findings)} findings" if findings else f"{count} data sheets, every figure has source, date and class")
+        sound = f"{count} data sheets, every figure has source, date and class"
+        line(f"{len(findings)} findings" if findings else sound)
     raise typer.Exit(1 if findings else 0)

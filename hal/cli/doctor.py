@@ -53,7 +53,8 @@ def _print(found: Diagnosis) -> None:
     for name, descriptors in found.devices.items():
         for descriptor in descriptors:
             device = descriptor.device or descriptor.torch_device or "–"
-            devices.add_row(device, descriptor.name + (" (simulated)" if descriptor.simulated else ""), f"through {name}")
+            simulated = " (simulated)" if descriptor.simulated else ""
+            devices.add_row(device, descriptor.name + simulated, f"through {name}")
     console().print(devices)
 
     settings = _rows("settings")
@@ -72,7 +73,9 @@ def _print(found: Diagnosis) -> None:
     for package in found.packages:
         bad = package.status in ("broken", "timeout")
         packages.add_row(
-            package.name, package.version or "–", package.status + (f": {package.detail}" if package.detail else ""),
+            package.name,
+            package.version or "–",
+            package.status + (f": {package.detail}" if package.detail else ""),
             style="red" if bad else "dim" if package.status == "absent" else "",
         )
     console().print(packages)

@@ -19,7 +19,7 @@ def explain(
     op: Annotated[str, typer.Argument(metavar="OP", help="The operator; 'hal ops' lists them.")],
     dtype: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]DTYPE", help="Dtype of the floating tensors, or of one. Repeatable. Default: float32."),
+        typer.Option(metavar="[NAME=]DTYPE", help="Dtype of the floating tensors, or of one. Repeatable."),
     ] = None,
     shape: Annotated[
         list[str] | None,
@@ -39,7 +39,7 @@ def explain(
         ),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As HAL_BACKEND, which is the default: auto, cpu, portable:cuda …")
+        str | None, typer.Option(metavar="NAME", help="auto, cpu, portable:cuda … Default: HAL_BACKEND, else auto.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Torch device of the tensors. Default: the backend's device.")
@@ -56,7 +56,7 @@ def explain(
     - `hal explain attention --dtype bfloat16 --shape 1,128,32,128 --set causal=true`
     - `hal explain attention --dtype bf16 --shape q=1,128,32,128 --shape k=1,128,8,128 --set window=4095,0`
     - `hal explain rms_norm --shape 4096,576 --dtype weight=float32 --set weight_offset=1`
-    - `hal explain write_kv_cache --shape k=7,8,128 --dtype k_cache=int8 --dtype v_cache=int8 --shape k_scale= --shape v_scale=`
+    - `hal explain write_kv_cache --dtype k_cache=int8 --dtype v_cache=int8 --shape k_scale= --shape v_scale=`
     """
     from hal.settings import use
 
@@ -74,8 +74,11 @@ def explain(
 def _operator(name: str) -> Op:
     import difflib
 
+    from hal import ops
     from hal.op import OPS
 
+    if name not in OPS and callable(getattr(ops, name, None)):
+        raise ArgumentError(f"{name} is a helper in plain torch, the same on every backend: nothing is selected.")
     if name not in OPS:
         near = difflib.get_close_matches(name, OPS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -109,14 +112,18 @@ def _print(explanation: Explanation) -> None:
     for candidate in explanation.candidates:
         chosen = candidate is explanation.chosen
         if chosen:
-            verdict = ("chosen",)
+            verdict: tuple[str, ...] = ("chosen",)
         elif candidate.accepted:
             verdict = ("accepted, less preferred",)
         else:
             verdict = candidate.reasons
         name = candidate.label
         rows.add_row(
-            "*" if chosen else "", name, candidate.kind, str(candidate.implementation.priority), "\n".join(verdict),
+            "*" if chosen else "",
+            name,
+            candidate.kind,
+            str(candidate.implementation.priority),
+            "\n".join(verdict),
             style="bold" if chosen else "",
         )
     console().print(rows)

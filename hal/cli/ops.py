@@ -12,7 +12,7 @@ from hal.cli._console import console, line, print_json, table
 
 
 def ops(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: signatures, torch schemas, declarations.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: schemas and declarations too.")] = False,
 ) -> None:
     """List the operators, their arguments, and the implementations that each backend has of them.
 

@@ -37,7 +37,7 @@ def numerics() -> dict[str, str]:
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "flush_denormal": float(torch.tensor(2.0**-149) * torch.ones(())) == 0.0,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        "mkldnn": torch.backends.mkldnn.is_available(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda or "none",
         "hip": torch.version.hip or "none",

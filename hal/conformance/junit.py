@@ -32,14 +32,13 @@ def to_junit(report: Report) -> str:
             _add_case(suite, report, result)
     if not report.complete:
         root.set("errors", "1")
-        suite = ET.SubElement(
-            root, "testsuite", {"name": "run", "tests": "1", "failures": "0", "errors": "1", "skipped": "0", "time": "0.000"}
-        )
+        totals = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0", "time": "0.000"}
+        suite = ET.SubElement(root, "testsuite", {"name": "run"} | totals)
         case = ET.SubElement(suite, "testcase", {"classname": "run", "name": "whole run", "time": "0.000"})
         message = f"interrupted after {len(report.results)} of {report.planned} results"
         ET.SubElement(case, "error", {"message": message, "type": "interrupted"})
     ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=False).join(['<?xml version="1.0" encoding="utf-8"?>\n', "\n"])
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
 def write_junit(report: Report, path: Path) -> None:

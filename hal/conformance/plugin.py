@@ -5,6 +5,7 @@ Its options are declared in the top-level module _hal_pytest, which loads this o
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,11 @@ RESULT = pytest.StashKey[Result]()
 
 @cache
 def plan_for(
-    backend: str | None, suite: str | None, ops: tuple[str, ...], implementations: tuple[str, ...], cases: tuple[str, ...]
+    backend: str | None,
+    suite: str | None,
+    ops: tuple[str, ...],
+    implementations: tuple[str, ...],
+    cases: tuple[str, ...],
 ) -> runner.Plan:
     """The plan of the options; a usage error, in pytest's sense, for what cannot be run."""
     try:
@@ -87,8 +92,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("hal conformance")
     for name, members in sorted(by_implementation.items()):
         share = worst(member.share for member in members)
-        counted = {status: sum(member.status == status for member in members) for status in sorted({m.status for m in members})}
-        told = ", ".join(f"{count} {status}" for status, count in counted.items())
+        counted = Counter(member.status for member in members)
+        told = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
         terminalreporter.line(f"{name}: {told}; worst share of the budget {'–' if share is None else f'{share:.3f}'}")
 
 

@@ -209,7 +209,7 @@ def bitwise(score: Score, rule: Rule, name: str, y: Tensor, other: Tensor, what:
     if not differs.any():
         return True
     at = _first(differs)
-    score.find(rule, f"{_place(name, at)} = {_value(y[at])}, but should be {_value(other[at])} bit for bit {what} "
+    score.find(rule, f"{_place(name, at)} = {_pair(y[at], other[at])} bit for bit {what} "
                f"({int(differs.sum())} of {differs.numel()} elements)", name)
     return False
 
@@ -238,7 +238,7 @@ def _report(
     if not wrong.any():
         return True
     at = _first(wrong) if share is None else _worst(share)
-    message = f"{_place(expected.name, at)} = {_value(y[at])}, but should be {_value(should[at])}"
+    message = f"{_place(expected.name, at)} = {_pair(y[at], should[at])}"
     if allowed is not None:
         message += f" ± {float(allowed[at]):.3g}"
     message += f"{what} ({int(wrong.sum())} of {wrong.numel()} elements"
@@ -260,9 +260,13 @@ def _place(name: str, at: tuple[int, ...]) -> str:
     return f"{name}[{','.join(map(str, at))}]" if at else name
 
 
-def _value(t: Tensor) -> str:
-    value = t.item() if t.dtype.itemsize > 1 or not t.is_floating_point() else t.float().item()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _pair(y: Tensor, other: Tensor) -> str:
+    """Both values, with the digits that it takes to tell them apart."""
+    a, b = (t.item() if t.dtype.itemsize > 1 or not t.is_floating_point() else t.float().item() for t in (y, other))
+    digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17) if isinstance(a, float) else 0
+    if not digits:
+        return f"{a}, but should be {b}"
+    return f"{a:.{digits}g}, but should be {b:.{digits}g}"
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -108,6 +108,6 @@ def settings_in_force() -> dict[str, str]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """" Did you mean …?" or nothing."""
+    """ " Did you mean …?" or nothing."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {near[0]!r}?" if near else ""

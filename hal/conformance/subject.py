@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,18 @@ from hal.accuracy import Accumulator, unit_roundoff
 from hal.capability import Declares
 from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Results, clone
-from hal.conformance.rules import Expected
+from hal.conformance.rules import Expected, vacuous
 from hal.contract import OPS, Args, Op, dtype_name
 
 __all__ = ["Subject", "subject"]
+
+
+@dataclass(frozen=True)
+class Judged(Accumulator):
+    """The accumulator with the dtype that results are stored in, which bounds of inner storage roundings need."""
+
+    dtype: torch.dtype | None = None
+
 
 _recent: OrderedDict[str, Subject] = OrderedDict()
 _KEPT = 4
@@ -72,13 +81,23 @@ class Subject:
         E: tuple[Tensor | None, ...] = (None,) * len(Y)
         widened = Args(**{name: _double(value) for name, value in vars(self.args).items()})
         if accuracy.bound is not None and not self.op.mutates:
-            E = tuple(accuracy.bound(widened, Y, Accumulator(unit_roundoff(wide), u_p)))
-        exact = accuracy.exact(widened, Y) if accuracy.exact is not None else (None,) * len(Y)
+            E = tuple(accuracy.bound(widened, Y, Judged(unit_roundoff(wide), u_p, self.dtypes()[0])))
+        exact = accuracy.exact(self.args, Y) if accuracy.exact is not None else (None,) * len(Y)
         return tuple(
             Expected(name, dtype, y, None if e is None else _like(e.double(), y), None if x is None else _like(x, y),
                      self.draft.unjudged.get(name), wide)
             for name, dtype, y, e, x in zip(self.names, self.dtypes(), Y, E, exact, strict=True)
         )
+
+    def vacuous(self) -> tuple[str, str] | None:
+        """R6: the result on which the zero tensor or a shuffled one would pass, and why; None for a case that proves."""
+        if self.op.accuracy.rule != "bound" or "special" in self.case.tags or self.draft.raises is not None:
+            return None
+        for want in self.expected(Declares()):
+            why = vacuous(want, self.op.accuracy.free_share)
+            if why is not None:
+                return want.name, why
+        return None
 
     def _run(self, mode: str, p_dtype: torch.dtype | None) -> Results:
         arguments = clone(vars(self.args))
@@ -137,8 +156,8 @@ def _like(t: Tensor, y: Tensor) -> Tensor:
 
 
 def _double(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.double()
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1:
+        return value.double()  # fp8 tensors hold codes
     return [_double(item) for item in value] if isinstance(value, list) else value
 
 

@@ -348,12 +348,13 @@ def _validate_copy(a: Args) -> None:
         raise ArgumentError(
             f"{name}: {len(a.k_caches)} k_caches and {len(a.v_caches)} v_caches; both lists hold one cache per layer"
         )
-    blocks = {}
     for each, cache in _named(a):
         _cache.check_cache(name, each, cache)
-        blocks[each] = cache.shape[0]
-    if len(set(blocks.values())) > 1:
-        raise ShapeError(f"{name}: the caches have {sorted(set(blocks.values()))} blocks; all layers share block ids")
+        if cache.shape[0] != a.k_caches[0].shape[0]:
+            raise ShapeError(
+                f"{name}: {each} has {cache.shape[0]} blocks, k_caches[0] has {a.k_caches[0].shape[0]}; all layers share "
+                "block ids"
+            )
     for each in ("src", "dst"):
         arguments.check_index(name, each, getattr(a, each), torch.int64, (None,), "(pairs,)")
     if a.src.shape != a.dst.shape:

@@ -102,8 +102,7 @@ def _storage(acc: Accumulator) -> torch.dtype | None:
 
 
 def _step(t: Tensor, relative: float, dtype: torch.dtype) -> Tensor:
-    """How far apart the roundings to `dtype` of two values may be that differ from t by this relative
-    error."""
+    """How far apart the roundings to `dtype` of values within this relative error of t may lie."""
     return (stored(t * (1 + relative), dtype) - stored(t * (1 - relative), dtype)).abs()
 
 
@@ -113,9 +112,9 @@ def _bound_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[
 
 RMS_NOTES = (
     "The mean of F squares carries g(F), halved by the root, the mean's division, eps and the root 2ε; the "
-    "products with x and with the weight and the sum of weight and offset ε each. With round_before_weight "
-    "in a 16-bit dtype a value within that error of a tie may be stored one step off, which the weight "
-    "multiplies."
+    "products with x and with the weight and the sum of weight and offset ε each; where there is an offset, a "
+    "float64 weight may be rounded before that sum, ε|x̂||weight|. With round_before_weight in a 16-bit dtype a "
+    "value within that error of a tie may be stored one step off, which the weight multiplies."
 )
 
 

@@ -132,7 +132,7 @@ def test_default_scale_is_that_of_the_true_width(choice, width):
 def test_a_mask_holds_past_key_512(choice, kept):
     """vllm-project/vllm-ascend#15503: a mask is accepted, but not applied beyond key 512."""
     keys = 4096
-    q, k, v = draw(540, 1, 12, 64), draw(541, keys, 12, 64), draw(542, keys, 12, 64)
+    q, k, v = draw(540, 1, 12, 64), draw(541, keys, 2, 64), draw(542, keys, 2, 64)
     mask = (torch.arange(keys) < kept)[None]
     args, options = batched(q, k, v), {"mask": mask}
     expected = attention(q, k[:kept], v[:kept])[0][None]
@@ -181,15 +181,13 @@ def test_rows_after_the_last_sequence_have_zero_gradients(choice):
 def test_merging_empty_pieces(choice):
     """flashinfer-ai/flashinfer#4051: (−inf) − (−inf) gives NaN in output and lse."""
     a, b = draw(310, 3, 2, 64), draw(311, 3, 2, 64)
-    lse_a, lse_b = draw(312, 2, 3), draw(313, 2, 3)
-    a[0], lse_a[:, 0], b[1], lse_b[:, 1] = 0, -INF, 0, -INF
-    a[2], lse_a[:, 2], b[2], lse_b[:, 2] = 0, -INF, 0, -INF
+    lse_a, lse_b = draw(312, 3, 2), draw(313, 3, 2)
+    a[0], lse_a[0], b[1], lse_b[1] = 0, -INF, 0, -INF
+    a[2], lse_a[2], b[2], lse_b[2] = 0, -INF, 0, -INF
     out, lse = choice.call(a, lse_a, b, lse_b)
-    assert torch.equal(out[0], b[0])
-    assert torch.equal(out[1], a[1])
-    assert torch.equal(lse[:, 0], lse_b[:, 0])
-    assert torch.equal(lse[:, 1], lse_a[:, 1])
-    assert not out[2].any()
-    assert (lse[:, 2] == -INF).all()
-    faulty = lse_a[:, 2] - torch.maximum(lse_a[:, 2], lse_b[:, 2])
-    assert faulty.isnan().all(), "the naive subtraction must be the fault that this case meets"
+    expected = torch.stack((b[0], a[1], torch.zeros(2, 64)))
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, torch.stack((lse_b[0], lse_a[1], torch.full((2,), -INF))))
+    best = torch.maximum(lse_a, lse_b)[..., None]
+    naive = (lse_a[..., None] - best).exp() * a + (lse_b[..., None] - best).exp() * b
+    assert naive[2].isnan().all(), "the naive weights must be the fault that this case meets"

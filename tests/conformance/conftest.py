@@ -11,7 +11,7 @@ import pytest
 from hal import registry
 
 # A plug-in that adds one implementation of rms_norm to the cpu backend; {body} may spoil the right result y.
-PLUGIN = '''
+PLUGIN = """
 from __future__ import annotations
 
 import os
@@ -41,7 +41,7 @@ ALL = [Implementation(op="rms_norm", name="throwaway", forward=rms_norm, support
 @hookimpl
 def hal_implementations(backend):
     return ALL
-'''
+"""
 
 
 @pytest.fixture

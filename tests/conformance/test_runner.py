@@ -27,9 +27,9 @@ def hal(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
-def command(environment, *arguments, **options):
+def command(environment, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "hal.cli", *arguments], env=environment, capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-m", "hal.cli", *arguments], env=environment, capture_output=True, text=True, timeout=120
     )
 
 

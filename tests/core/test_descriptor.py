@@ -69,7 +69,7 @@ DAMAGES = {
     "unknown dtype": (lambda d: d["rates"][0].update(dtype="fp12"), "rates.0.dtype", "unknown rate"),
     "unknown feature": (lambda d: d["features"].update(magic=d["features"]["bf16"]), "", "unknown feature 'magic'"),
     "rate given twice": (lambda d: d["rates"].append(d["rates"][0]), "", "rate named twice"),
-    "figure given twice": (lambda d: d["rates"][0]["dense"].append(d["rates"][0]["dense"][0]), "rates.0.dense", "twice"),
+    "figure given twice": (lambda d: d["rates"][0]["dense"].extend(d["rates"][0]["dense"]), "rates.0.dense", "twice"),
     "no figure at all": (lambda d: [d.pop(k) for k in ("memory", "rates", "features")], "", "no figure"),
     "family without a sheet": (lambda d: d.update(family="Chip 0"), "family", "no sheet of the family"),
 }  # fmt: skip
@@ -113,11 +113,11 @@ def test_the_sheets_that_ship_are_sound():
 CHIPS = [
     "NVIDIA A100 40GB", "NVIDIA A100 80GB", "NVIDIA H100 SXM", "NVIDIA H200 SXM", "NVIDIA H20", "Huawei Ascend 310",
     "Huawei Ascend 310P3", "Huawei Ascend 610", "Huawei Ascend 910B", "Ascend910B1", "Ascend910B2", "Ascend910B2C",
-    "Ascend910B3", "Ascend910B4", "Ascend910B4-1", "Ascend 910C", "Ascend910_9362", "Ascend910_9392", "Ascend950PR_9589",
-    "Ascend950DT_9595", "Ascend 960", "Ascend 970", "Baidu Kunlun P800", "Hygon DCU Shensuan 1", "Hygon DCU Shensuan 2",
-    "Hygon DCU BW1000", "Iluvatar Tiangang 100", "Iluvatar Tiangang 150", "Iluvatar Zhikai 50", "Iluvatar Zhikai 100",
-    "Iluvatar Zhikai 150", "MetaX C500", "MetaX C600", "MetaX C700", "Moore Threads S5000", "T-Head Zhenwu PPU",
-    "Google TPU",
+    "Ascend910B3", "Ascend910B4", "Ascend910B4-1", "Ascend 910C", "Ascend910_9362", "Ascend910_9392",
+    "Ascend950PR_9589", "Ascend950DT_9595", "Ascend 960", "Ascend 970", "Baidu Kunlun P800", "Hygon DCU Shensuan 1",
+    "Hygon DCU Shensuan 2", "Hygon DCU BW1000", "Iluvatar Tiangang 100", "Iluvatar Tiangang 150",
+    "Iluvatar Zhikai 50", "Iluvatar Zhikai 100", "Iluvatar Zhikai 150", "MetaX C500", "MetaX C600", "MetaX C700",
+    "Moore Threads S5000", "T-Head Zhenwu PPU", "Google TPU",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_a_package_that_hangs_is_ended_with_its_children(package, tmp_path):
 def ended(pid):
     for _ in range(50):
         try:
-            state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return True
         if state == "Z":

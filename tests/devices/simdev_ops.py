@@ -9,6 +9,7 @@ import hal
 from hal import registry
 from hal.conformance.case import cases
 from hal.conformance.judge import judge
+from hal.errors import ArgumentError
 from hal.op import OPS
 
 BACKEND = "portable:simdev"
@@ -18,8 +19,12 @@ OPERANDS = sorted(set(OPS) - {"rotary_cache"})
 
 def samples(op):
     """A quick case of each tag, legal ones only."""
+    try:
+        listed = cases(op, "quick")
+    except ArgumentError:  # no family of cases; a test of its own says so
+        return []
     chosen = {}
-    for case in cases(op, "quick"):
+    for case in listed:
         if not case.bad_input and case.dtype in ("float32", "bfloat16"):
             for tag in case.tags:
                 chosen.setdefault((tag, case.dtype), case)
@@ -50,7 +55,7 @@ def test_runs_on_the_second_device_without_touching_the_host(devices, op, case):
     written = [arguments[name] for name in OPS[op].mutates]
     assert tensors(written or found)
     assert {t.device for t in tensors(written or found)} == {torch.device("simdev:1")}
-    assert trace.kernels
+    assert trace.kernels or "empty" in case.tags
     assert trace.uploads == []
     assert trace.downloads == []
     assert trace.synchronisations == []

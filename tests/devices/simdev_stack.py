@@ -82,6 +82,13 @@ def test_numbers_and_host_indices_are_no_mixture(devices, x):
     assert torch.equal(y[torch.tensor([2, 0])].cpu(), x[[2, 0]])
 
 
+def test_numbers_keep_the_dtype_of_the_tensor_they_meet(devices):
+    t = torch.tensor([9, 10], dtype=torch.int32, device="simdev:1")
+    for found in (t % 4, t & 3, t + 1, t // 2, t[0] % 4):
+        assert found.dtype is torch.int32
+    assert (t % 4).tolist() == [1, 2]
+
+
 def test_an_index_that_does_not_exist_is_an_error(devices):
     with pytest.raises(DeviceError, match="there are 2 simulated devices"):
         torch.empty(1, device="simdev:2")

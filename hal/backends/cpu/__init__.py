@@ -7,14 +7,36 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hal.backends.cpu import reference
+from hal.backends.cpu import (
+    aten_activations,
+    aten_attention,
+    aten_cross_entropy,
+    aten_kv,
+    aten_linear,
+    aten_norms,
+    aten_rotary,
+    aten_sampling,
+    aten_softmax,
+    reference,
+)
 from hal.capability import Implementation
 from hal.hookspec import Backend, hookimpl
 
 if TYPE_CHECKING:
     from hal.descriptor import DeviceDescriptor
 
-ATEN: tuple[Implementation, ...] = ()
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    *aten_activations.IMPLEMENTATIONS,
+    *aten_attention.IMPLEMENTATIONS,
+    *aten_cross_entropy.IMPLEMENTATIONS,
+    *aten_kv.IMPLEMENTATIONS,
+    *aten_linear.IMPLEMENTATIONS,
+    *aten_norms.IMPLEMENTATIONS,
+    *aten_rotary.IMPLEMENTATIONS,
+    *aten_sampling.IMPLEMENTATIONS,
+    *aten_softmax.IMPLEMENTATIONS,
+    *reference.IMPLEMENTATIONS,
+)
 
 
 @hookimpl
@@ -31,4 +53,4 @@ def hal_devices(backend: str) -> Sequence[DeviceDescriptor]:
 
 @hookimpl
 def hal_implementations(backend: str) -> Sequence[Implementation]:
-    return [*ATEN, *reference.IMPLEMENTATIONS] if backend == "cpu" else []
+    return IMPLEMENTATIONS if backend == "cpu" else []

@@ -26,12 +26,15 @@ def silu_and_mul(
         x = x.contiguous()
     gate, up = _halves(x, (half, half), -1)
     wide = x.dtype in _WIDE
-    if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if not wide:
         gate = gate.float()
+    if limit is not None or up_offset:
+        # Numbers meet tensors in float32: a 16-bit tensor would round limit and offset to its own dtype.
+        up = up if wide else up.float()
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if up_offset:
-        up = (up if wide else up.float()) + up_offset
+        up = up + up_offset
     y = _silu(gate) if alpha == 1.0 else torch.mul(gate, alpha).sigmoid_().mul_(gate)
     y.mul_(up)
     return y if wide else y.to(x.dtype)

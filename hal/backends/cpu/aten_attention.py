@@ -57,7 +57,8 @@ def dense(
         L -= first
     top_left = False
     if S > 1 and (causal or left is not None or right is not None):
-        top_left = causal and left is None and S == L and mask is None
+        # The kernel scales after it has put -inf above the diagonal.
+        top_left = causal and left is None and S == L and mask is None and (scale is None or scale > 0)
         if not top_left:
             visible = Sight(causal, left, right).visible(0, S, S, L, q.device)
             mask = visible if mask is None else mask & visible if mask.dtype is torch.bool else mask.masked_fill(
@@ -77,8 +78,10 @@ def dense(
         return o, lse
     if not math.isfinite(o.sum(dtype=lse_dtype(o.dtype)).item()):
         q, k, v, mask = given
-        o, lse = contract.op.reference(q, k, v, causal=causal, window=window, mask=mask, scale=scale, return_lse=True)
-    elif lse is not None and mask is not None:
+        options = {"causal": causal, "window": window, "mask": mask, "scale": scale}
+        o, lse = contract.op.reference(q, k, v, **options, return_lse=True)
+        return o, lse if with_lse else None
+    if lse is not None and mask is not None:
         sees = mask if mask.dtype is torch.bool else mask != -math.inf
         lse.masked_fill_(~sees.any(-1), -math.inf)
     return o, lse
@@ -110,8 +113,12 @@ def _kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, top_left: bool, scale: float | None, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    if mask is not None and mask.dtype is not torch.bool and mask.dtype is not q.dtype:
+    if mask is not None and mask.dtype is not torch.bool and (mask.dtype is not q.dtype or with_lse):
         mask = _bias(mask, q.dtype)
+    dtype = q.dtype
+    if with_lse and q.element_size() == 2:
+        # On 16-bit inputs the kernel's exponential is good to 1e-4 only: enough for o, not for a float32 lse.
+        q, k, v = q.float(), k.float(), v.float()
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if not with_lse:
         o = F.scaled_dot_product_attention(q, k, v, mask, 0.0, top_left, scale=scale, enable_gqa=True)
@@ -121,7 +128,7 @@ def _kernel(
     o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, k, v, 0.0, top_left, attn_mask=mask, scale=scale
     )
-    return o.transpose(1, 2).contiguous(), lse.contiguous()
+    return o.transpose(1, 2).to(dtype).contiguous(), lse.contiguous()
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

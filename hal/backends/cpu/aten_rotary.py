@@ -45,7 +45,7 @@ def rotary_embedding(
 def _one_token(
     q: Tensor, k: Tensor, position: int, cos: Tensor, sin: Tensor, half: int
 ) -> tuple[Tensor, Tensor]:
-    """q and k as one tensor of heads, x·(c, c) + swapped(x)·(−s, s); the results are two views of one buffer."""
+    """q and k as one tensor of heads: x·(c, c) + swapped(x)·(−s, s). The results share one buffer."""
     cos_R, sin_R = cos[position], sin[position]
     heads = torch.cat((q, k), -2)
     swapped = heads.roll(half, -1).mul_(torch.cat((sin_R.neg(), sin_R)))

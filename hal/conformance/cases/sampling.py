@@ -1,0 +1,314 @@
+"""Cases of cross_entropy, top_k_top_p_probs and top_k_top_p_sample.
+
+Shape letters: T or B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hal.conformance.case import Case, Param
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
+from hal.conformance.cases.attention import optional
+from hal.conformance.inputs import Draft, Draw, Variant
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+REDUCTIONS = ("mean", "sum", "each")
+
+
+class CrossEntropy(Family):
+    """cross_entropy."""
+
+    op = "cross_entropy"
+    defaults: ClassVar[dict[str, Any]] = {
+        "T": 6, "V": 33, "spread": 3.0, "ignored": "some", "ignore_index": -100, "smoothing": 0.0, "z": 0.0,
+        "reduction": "mean", "holes": False,
+    }
+    arranged = ("logits", "target")
+    bad: ClassVar[dict[str, Any]] = {
+        "rank": ("ShapeError", ("logits",), change("logits", lambda x: x[None])),
+        "rows": ("ShapeError", ("target",), change("target", lambda t: t[1:])),
+        "target_dtype": ("DtypeError", ("target", "int32"), change("target", lambda t: t.int())),
+        "int_logits": ("DtypeError", ("logits", "int64"), change("logits", lambda x: x.long())),
+        "classes": ("ShapeError", ("V",), change("logits", lambda x: x[:, :0])),
+        "target_high": ("ArgumentError", ("target", "33"), change("target", lambda t: torch.full_like(t, 33))),
+        "target_low": ("ArgumentError", ("target", "-1"), change("target", lambda t: torch.full_like(t, -1))),
+        "reduction": ("ArgumentError", ("reduction", "mean"), change("reduction", lambda _: "average")),
+        "smoothing": ("ArgumentError", ("label_smoothing",), change("label_smoothing", lambda _: 1.5)),
+        "smoothing_nan": ("ArgumentError", ("label_smoothing",), change("label_smoothing", lambda _: math.nan)),
+        "z_loss": ("ArgumentError", ("z_loss",), change("z_loss", lambda _: -1.0)),
+    }
+
+    def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
+        logits = (draw.normal("logits", (p.T, p.V)) * p.spread).to(dtype)
+        target = draw.integers("target", (p.T,), 0, p.V)
+        if p.holes:
+            holes = draw.uniform("holes", (p.T, p.V)) < 0.3
+            holes[torch.arange(p.T), target] = False
+            logits = logits.masked_fill(holes, -math.inf)
+        if p.ignored == "some":
+            target = torch.where(torch.arange(p.T) % 3 == 1, p.ignore_index, target)
+        elif p.ignored == "all":
+            target = torch.full_like(target, p.ignore_index)
+        args: dict[str, Any] = {
+            "logits": logits, "target": target, "ignore_index": p.ignore_index, "label_smoothing": p.smoothing,
+            "z_loss": p.z, "reduction": "none" if p.reduction == "each" else p.reduction,
+        }
+        draft = Draft(args)
+        ignored_T1 = (target == p.ignore_index)[:, None]
+        if ignored_T1.any():
+            draft.unused["logits"] = ignored_T1
+            args["logits"] = logits.masked_fill(ignored_T1, 0.0)
+        if p.T > 1 and p.reduction == "each":
+            part = args | {"logits": args["logits"][-1:], "target": target[-1:]}
+            draft.variants.append(Variant("the last row alone", (part,), lambda r: (r[0][-1:],),
+                                          declared="batch_invariant"))
+        if p.T and p.reduction != "each":
+            order = draw.permutation("rows", p.T)
+            moved = args | {"logits": args["logits"][order], "target": target[order]}
+            draft.variants.append(Variant("rows in another order", (moved,)))
+        return draft
+
+    def grid(self) -> Iterator[Case]:
+        for dtype in DTYPES:
+            for reduction in REDUCTIONS:
+                yield self.case(dtype, "grid", "poison", T=9, V=177, reduction=reduction)
+            yield self.case(dtype, "grid", "poison", T=9, V=100, smoothing=0.1, reduction="each")
+            yield self.case(dtype, "grid", "poison", T=9, V=100, z=0.01, reduction="each")
+            yield self.case(dtype, "grid", "poison", T=9, V=100, smoothing=0.2, z=0.001)
+            yield self.case(dtype, "edge", "poison", T=7, V=50, spread=50.0, reduction="each")
+            yield self.case(dtype, "edge", "poison", T=9, V=33, ignore_index=2, reduction="each")
+        for reduction in REDUCTIONS:
+            yield self.case("float32", "edge", "poison", T=4, V=33, ignored="all", reduction=reduction)
+            yield self.case("float32", "edge", "empty", T=0, V=33, reduction=reduction)
+        yield self.case("bfloat16", "edge", "poison", T=4, V=33, ignored="all")
+        yield self.case("bfloat16", "grid", T=5, V=1025, ignored="never", smoothing=0.1, z=0.01)
+        yield self.case("float32", "edge", "special", T=5, V=1, ignored="never")  # one class: the loss is 0
+        yield self.case("float32", "edge", T=6, V=40, holes=True, reduction="each")
+        yield self.case("float32", "edge", T=1, V=33, ignored="never")
+        for i, layout in enumerate(("sliced", "stepped", "transposed", "gapped")):
+            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", T=6, V=70, layout=layout,
+                            reduction="each")
+        for dtype in DTYPES:
+            yield self.case(dtype, "grid", "poison", T=20, V=32003, reduction="each", suite="full")
+            yield self.case(dtype, "grid", "poison", T=300, V=257, smoothing=0.1, suite="full")
+        yield from self.bad_cases()
+
+    def strategy(self) -> SearchStrategy[dict[str, Param]]:
+        from hypothesis import strategies as st
+
+        return st.fixed_dictionaries(
+            {"T": st.integers(1, 12), "V": st.integers(2, 300), "reduction": st.sampled_from(REDUCTIONS)},
+            optional={
+                "smoothing": st.sampled_from([0.05, 0.5]), "z": st.sampled_from([0.01, 1.0]),
+                "spread": st.sampled_from([0.5, 20.0]), "ignored": st.sampled_from(["all", "never"]),
+                "layout": st.sampled_from(["sliced", "stepped", "transposed"]),
+            },
+        )
+
+
+def sampling_logits(p: P, draw: Draw, dtype: torch.dtype) -> Tensor:
+    """Logits of one kind."""
+    x = draw.normal("logits", (p.B, p.V)) * p.spread
+    if p.x == "ties":
+        x = draw.integers("logits", (p.B, p.V), 0, 4).double()
+    elif p.x == "equal":
+        x = torch.zeros(p.B, p.V, dtype=torch.float64)
+    elif p.x == "holes":
+        x = x.masked_fill(draw.uniform("holes", (p.B, p.V)) < 0.5, -math.inf)
+    elif p.x == "odd":
+        # one row each: no finite logit, NaN among others, +inf, one finite logit; the rest as they are
+        if p.B > 0:
+            x[0] = -math.inf
+        if p.B > 1:
+            x[1, ::3] = math.nan
+        if p.B > 2:
+            x[2, p.V // 2] = math.inf
+        if p.B > 3:
+            x[3, 1:] = -math.inf
+    elif p.x == "sparse":
+        x = torch.full((p.B, p.V), -math.inf, dtype=torch.float64)
+        x[:, 1], x[:, -1] = 0.0, -1.0
+    return x.to(dtype)
+
+
+def parameters(p: P, draw: Draw) -> dict[str, Any]:
+    """temperature, top_k, top_p and min_p as numbers, one tensor for all rows, or a tensor per row."""
+    told: dict[str, Any] = {"temperature": p.t, "top_k": p.k, "top_p": p.p, "min_p": p.m}
+    if p.kind == "numbers":
+        return told
+    made: dict[str, Any] = {}
+    for name, value in told.items():
+        dtype = torch.int64 if name == "top_k" else torch.float32
+        if value is None:
+            made[name] = None
+        elif p.kind == "one":
+            made[name] = torch.tensor(value, dtype=dtype)
+        else:
+            spread = draw.uniform(name, (p.B,), 0.6, 1.0) * float(value)
+            made[name] = spread.ceil().to(dtype) if name == "top_k" else spread.to(dtype)
+    return made
+
+
+class TopKTopPProbs(Family):
+    """top_k_top_p_probs."""
+
+    op = "top_k_top_p_probs"
+    defaults: ClassVar[dict[str, Any]] = {
+        "B": 5, "V": 77, "x": "normal", "spread": 2.0, "t": None, "k": None, "p": None, "m": None, "kind": "numbers",
+    }
+    arranged = ("logits", "temperature", "top_k", "top_p", "min_p")
+    bad: ClassVar[dict[str, Any]] = {
+        "rank": ("ShapeError", ("logits",), change("logits", lambda x: x[0])),
+        "int_logits": ("DtypeError", ("logits", "int64"), change("logits", lambda x: x.long())),
+        "no_vocabulary": ("ShapeError", ("logits",), change("logits", lambda x: x[:, :0])),
+        "temperature": ("ArgumentError", ("temperature",), change("temperature", lambda _: -1.0)),
+        "temperature_tensor": ("ArgumentError", ("temperature",), change("temperature", lambda _: torch.tensor(-1.0))),
+        "temperature_nan": ("ArgumentError", ("temperature",), change("temperature", lambda _: math.nan)),
+        "top_p_high": ("ArgumentError", ("top_p",), change("top_p", lambda _: 1.5)),
+        "top_p_shape": ("ShapeError", ("top_p",), change("top_p", lambda _: torch.full((3,), 0.5))),
+        "top_k_dtype": ("DtypeError", ("top_k",), change("top_k", lambda _: torch.full((5,), 3.0))),
+        "min_p_low": ("ArgumentError", ("min_p",), change("min_p", lambda _: -0.1)),
+    }
+
+    def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
+        args = {"logits": sampling_logits(p, draw, dtype), **parameters(p, draw)}
+        draft = Draft(args)
+        if p.B > 1:
+            part = {name: value[-1:] if isinstance(value, Tensor) and value.dim() else value
+                    for name, value in args.items()}
+            draft.variants.append(Variant("the last row alone", (self.alone(part, p),), lambda r: (r[0][-1:],),
+                                          declared="batch_invariant"))
+        if p.k is None:
+            draft.variants.append(Variant("k of the whole vocabulary", (args | {"top_k": p.V},)))
+            draft.variants.append(Variant("k of 0", (args | {"top_k": 0},)))
+        if p.p is None:
+            draft.variants.append(Variant("p of 1", (args | {"top_p": 1.0},)))
+        if p.m is None:
+            draft.variants.append(Variant("min-p of 0", (args | {"min_p": 0.0},)))
+        return draft
+
+    def alone(self, part: dict[str, Any], p: P) -> dict[str, Any]:
+        """The arguments of the last row alone."""
+        return part
+
+    def grid(self) -> Iterator[Case]:
+        for dtype in DTYPES:
+            yield self.case(dtype, "grid", V=177)
+            yield self.case(dtype, "grid", k=7)
+            yield self.case(dtype, "grid", p=0.8)
+            yield self.case(dtype, "grid", m=0.1)
+            yield self.case(dtype, "grid", t=0.7, k=20, p=0.9, m=0.02)
+            yield self.case(dtype, "grid", t=0.7, k=20, p=0.9, m=0.02, kind="rows")
+        for dtype in ("float32", "bfloat16"):
+            yield self.case(dtype, "edge", x="ties", k=9)
+            yield self.case(dtype, "edge", x="ties", p=0.43)
+            yield self.case(dtype, "edge", x="equal", k=1)
+            yield self.case(dtype, "edge", x="holes", k=30, p=0.9)
+            yield self.case(dtype, "edge", x="odd", t=0.7, k=20, p=0.9, B=6)
+            yield self.case(dtype, "edge", t=0.0)
+            yield self.case(dtype, "edge", p=0.0)
+            yield self.case(dtype, "edge", m=1.0)
+        for k in (0, -1, 1 << 30, 77, 1):
+            yield self.case("float32", "edge", k=k)
+        yield self.case("float32", "edge", x="sparse", V=3200, k=1 << 30)
+        yield self.case("float32", "edge", p=1e-8)
+        yield self.case("float32", "edge", p=1.0, kind="one")
+        yield self.case("float32", "edge", t=1.7, k=9, p=0.7, kind="one")
+        yield self.case("float32", "edge", "special", V=1, k=1, p=0.5)  # one token: certain
+        yield self.case("float32", "edge", "empty", B=0, k=3)
+        yield self.case("float32", "edge", "empty", B=0, t=0.9, p=0.5, kind="rows")
+        for i, layout in enumerate(("sliced", "stepped", "transposed")):
+            yield self.case(("float32", "bfloat16", "float16")[i], "edge", "strided", k=20, p=0.9, t=0.8, kind="rows",
+                            layout=layout)
+        for dtype in DTYPES:
+            yield self.case(dtype, "grid", B=4, V=32003, t=0.8, k=50, p=0.95, suite="full")
+            yield self.case(dtype, "grid", B=4, V=32003, spread=1.0, p=0.9, suite="full")
+            yield self.case(dtype, "edge", x="ties", B=16, V=200, k=60, p=0.7, suite="full")
+        yield from self.bad_cases()
+
+    def strategy(self) -> SearchStrategy[dict[str, Param]]:
+        from hypothesis import strategies as st
+
+        @st.composite
+        def recipe(draw: Any) -> dict[str, Param]:
+            made: dict[str, Param] = {"B": draw(st.integers(1, 8)), "V": draw(st.integers(2, 300))}
+            optional(draw, made, x=st.sampled_from(["ties", "holes", "odd"]), t=st.sampled_from([0.3, 0.9, 1.6]),
+                     k=st.integers(1, 60), p=st.sampled_from([0.1, 0.5, 0.9, 0.99]), m=st.sampled_from([0.01, 0.3]),
+                     kind=st.sampled_from(["one", "rows"]))
+            return made
+
+        return recipe()
+
+
+class TopKTopPSample(TopKTopPProbs):
+    """top_k_top_p_sample."""
+
+    op = "top_k_top_p_sample"
+    defaults: ClassVar[dict[str, Any]] = {**TopKTopPProbs.defaults, "B": 24, "seed": "number"}
+    arranged = (*TopKTopPProbs.arranged, "seed")
+    bad: ClassVar[dict[str, Any]] = {
+        **{kind: how for kind, how in TopKTopPProbs.bad.items() if kind != "top_k_dtype"},
+        "seed_dtype": ("DtypeError", ("seed", "int32"), change("seed", lambda _: torch.tensor(3, dtype=torch.int32))),
+        "seed_shape": ("ShapeError", ("seed",), change("seed", lambda _: torch.zeros(3, dtype=torch.int64))),
+        "seed_float": ("ArgumentError", ("seed",), change("seed", lambda _: 1.5)),
+    }
+
+    def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
+        number = int(draw.integers("seed", (1,), 0, 1 << 40))
+        draft = super().draft(p, draw, dtype)
+        seeds = {"number": number, "one": torch.tensor(number),
+                 "rows": draw.integers("seeds", (p.B,), -(1 << 60), 1 << 60)}
+        draft.args["seed"] = seeds[p.seed]
+        told = draft.variants
+        draft.variants = []
+        for variant in told:
+            seed = draft.args["seed"]
+            if "alone" in variant.name:
+                seed = seed[-1:] if p.seed == "rows" else torch.tensor([number + p.B - 1])
+            draft.variants.append(Variant(variant.name, tuple({**call, "seed": seed} for call in variant.calls),
+                                          variant.expects, declared=variant.declared))
+        if p.seed != "rows" and p.B:
+            each = draft.args | {"seed": number + torch.arange(p.B)}
+            draft.variants.append(Variant("a seed per row", (each,)))
+        return draft
+
+    def grid(self) -> Iterator[Case]:
+        for dtype in DTYPES:
+            yield self.case(dtype, "grid", V=177)
+            yield self.case(dtype, "grid", t=0.7, k=20, p=0.9, m=0.02)
+            yield self.case(dtype, "grid", t=1.5, k=40, p=0.95, kind="rows", seed="rows")
+        for dtype in HALVES:
+            yield self.case(dtype, "grid", k=20, seed="one")
+        yield self.case("float32", "grid", p=0.6, seed="one", kind="one")
+        yield self.case("float32", "edge", B=64, V=40, x="equal")  # the noise alone decides
+        for dtype in ("float32", "bfloat16"):
+            yield self.case(dtype, "edge", x="ties", t=0.0)
+            yield self.case(dtype, "edge", x="odd", k=20, p=0.9)
+            yield self.case(dtype, "edge", x="holes", m=0.05, seed="rows")
+        yield self.case("float32", "edge", t=0.0)
+        yield self.case("float32", "edge", p=0.0)
+        yield self.case("float32", "edge", x="sparse", V=3200, k=-1)
+        yield self.case("float32", "edge", "empty", B=0, k=3)
+        yield self.case("float32", "edge", "empty", B=0, k=3, seed="rows")
+        yield self.case("float32", "edge", B=1, V=1)
+        yield self.case("float32", "edge", "strided", k=20, t=0.8, kind="rows", seed="rows", layout="stepped")
+        for dtype in DTYPES:
+            yield self.case(dtype, "grid", B=32, V=32003, t=0.8, k=50, p=0.95, suite="full")
+        yield from self.bad_cases(B=5)
+
+    def strategy(self) -> SearchStrategy[dict[str, Param]]:
+        from hypothesis import strategies as st
+
+        more = st.fixed_dictionaries({}, optional={"seed": st.sampled_from(["one", "rows"])})
+        return st.builds(lambda a, b: a | b, super().strategy(), more)
+
+
+FAMILIES = (CrossEntropy(), TopKTopPProbs(), TopKTopPSample())
