@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hal.accuracy import Accuracy
-from hal.errors import HalError
 
 if TYPE_CHECKING:
     from hal.capability import Implementation
@@ -130,6 +130,7 @@ class Op:
     mutates: tuple[str, ...] = ()
     autocast: tuple[str, ...] = ()
     host_lengths: tuple[str, ...] = ()
+    volatile: tuple[str, ...] = ()
     # Derived once, as plain attributes: torch.compile cannot trace the lock of a cached_property.
     schema_names: tuple[str, ...] = field(init=False)
     one_to_one: bool = field(init=False)
@@ -145,7 +146,7 @@ class Op:
         object.__setattr__(self, "torch_op", torch_op)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _op_by_name, (self.name,)
+        return _op_by_name, (self.name, self.reference.__module__)
 
     def __repr__(self) -> str:
         return f"<hal op {self.name}{self.signature}>"
@@ -210,13 +211,9 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def _op_by_name(name: str) -> Op:
-    import hal.ops  # noqa: F401  (an unpickling process may not have filled OPS yet)
-
-    try:
-        return OPS[name]
-    except KeyError:
-        raise HalError(f"no operator is named {name!r}; this hal has {', '.join(sorted(OPS))}") from None
+def _op_by_name(name: str, module: str) -> Op:
+    importlib.import_module(module)  # an unpickling process may not have declared the operator yet
+    return OPS[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -74,7 +74,7 @@ os.register_at_fork(after_in_child=clear)
 def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
     """The operator's public function."""
     plans = _new_cache()
-    autocast = bool(op.autocast)
+    autocast, volatile = bool(op.autocast), bool(op.volatile)
     record = recorder(op) if op.grad else None
     n_results = len(op.results)
 
@@ -91,7 +91,10 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
             return long_way(op, args, kwargs)
         recorded = False
         parts: list[Any] = [_policy_key(), _deterministic(), *kwargs]
-        for value in (*args, *kwargs.values()) if kwargs else args:
+        values: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
+        if volatile:
+            values = steady(op, args, kwargs)
+        for value in values:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
                 if value.requires_grad:  # type: ignore[attr-defined]
@@ -99,8 +102,8 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
                 parts += (value.dtype, value.shape, value.stride(), value.device)  # type: ignore[attr-defined]
             elif isinstance(value, Tensor):
                 return long_way(op, args, kwargs)
-            else:
-                parts.append(tuple(map(describe, value)) if kind is list or kind is tuple else value)  # type: ignore[call-overload]
+            else:  # the type too: True and 1 are equal, but not equally legal
+                parts += (kind, tuple(map(describe, value)) if kind is list or kind is tuple else value)
         key = tuple(parts)
         try:
             plan = plans.get(key)
@@ -151,12 +154,12 @@ def plan_packed(op: Op, packed: Sequence[Any]) -> tuple[BoundPlan, dict[str, Any
     arguments = op.unpack(packed)
     plans = _packed_caches(op.name)
     parts: list[Any] = [_policy_key(), _deterministic()]
-    for value in packed:
+    for value in _steady_packed(op, packed) if op.volatile else packed:
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             parts += (value.dtype, value.shape, value.stride(), value.device)
         elif value is None or kind is float or kind is bool or kind is int:
-            parts.append(value)
+            parts += (kind, value)
         else:
             parts.append(describe(value))
     key = tuple(parts)
@@ -175,6 +178,21 @@ def new_plan(op: Op, a: Args) -> BoundPlan:
     """Validate a call and select its implementation."""
     op.validate(a)
     return dispatcher().plan(op, a)
+
+
+def steady(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """A call's values, with numbers that change from call to call replaced by their type."""
+    named = [*zip(op.signature.parameters, args, strict=False), *kwargs.items()]
+    return [_kind_of(value) if name in op.volatile else value for name, value in named]
+
+
+def _steady_packed(op: Op, packed: Sequence[Any]) -> list[Any]:
+    volatile = {part for name in op.volatile for part in (name, *op.splits.get(name, ()))}
+    return [_kind_of(value) if name in volatile else value for name, value in zip(op.schema_names, packed, strict=True)]
+
+
+def _kind_of(value: Any) -> Any:
+    return value if isinstance(value, Tensor) else type(value)
 
 
 def describe(value: Any) -> Any:

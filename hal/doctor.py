@@ -228,7 +228,8 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 def _last_words(status: int, err: str) -> str:
     if status < 0:
-        return f"the import ended with signal {signal.Signals(-status).name}"
+        names = {member.value: member.name for member in signal.Signals}
+        return f"the import ended with signal {names.get(-status, -status)}"
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     return lines[-1] if lines else f"the import ended with status {status}"
 

@@ -72,6 +72,7 @@ def op(
     mutates: tuple[str, ...] = (),
     autocast: tuple[str, ...] = (),
     host_lengths: tuple[str, ...] = (),
+    volatile: tuple[str, ...] = (),
 ) -> Callable[[Callable[P, R_co]], PublicFunction[P, R_co]]:
     """Make the decorated reference an operator of the contract.
 
@@ -99,6 +100,8 @@ def op(
         mutates: arguments that are written.
         autocast: arguments that autocast casts.
         host_lengths: CPU copies of lengths: exempt from the device check, dropped for CUDA before the torch op.
+        volatile: numbers that change from call to call (a seed) and on which neither validation (beyond their type)
+            nor selection depends; plans are shared across their values.
     """
 
     def decorate(reference: Callable[P, R_co]) -> PublicFunction[P, R_co]:
@@ -127,6 +130,7 @@ def op(
             mutates=mutates,
             autocast=autocast,
             host_lengths=host_lengths,
+            volatile=volatile,
         )
         torchlib.register(contract)
         OPS[contract.name] = contract

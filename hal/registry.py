@@ -220,7 +220,7 @@ def _load(state: _State, name: str) -> None:
             if plugin is None:
                 raise PluginError(f"entry point {entry.name!r} ({entry.value}) gives None, not a plug-in module")
             _add(state, entry.name, plugin)
-        except Exception as error:  # a plug-in may fail in any way; it must neither hide others nor fail silently
+        except (Exception, SystemExit) as error:  # whatever it is, it must not hide the others
             _fail(state, entry.name, error)
 
 
@@ -230,7 +230,10 @@ def _add(state: _State, name: str, plugin: Any) -> None:
     owner = name.partition(".")[0]
     try:
         state.manager.register(plugin, name=name)
+        state.manager.check_pending()
     except (ValueError, pluggy.PluginValidationError) as error:
+        if state.manager.has_plugin(name):
+            state.manager.unregister(name=name)
         raise PluginError(f"plug-in {name!r} does not fit the plug-in contract: {error}", plugin=name) from error
     try:
         brought = _call_one(state, name, "hal_backend")

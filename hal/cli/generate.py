@@ -28,16 +28,20 @@ class DtypeName(StrEnum):
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     model: Annotated[
-        Path, typer.Option(metavar="PATH", help="A GGUF file or a Hugging Face directory. Nothing is downloaded.")
+        Path,
+        typer.Option(metavar="PATH", help="A GGUF file or a Hugging Face directory. Nothing is downloaded."),
     ],
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="How many tokens at most.")] = 64,
     dtype: Annotated[DtypeName, typer.Option(help="Dtype of weights and activations.")] = DtypeName.float32,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Backend, such as cpu or portable:cpu. Default: HAL_BACKEND, else auto.")
+        str | None,
+        typer.Option(metavar="NAME", help="Backend, such as cpu or portable:cpu. Default: HAL_BACKEND, else auto."),
     ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="torch device, such as cpu or cuda:0.")] = "cpu",
     no_hal: Annotated[bool, typer.Option("--no-hal", help="Run the model untouched, for comparison.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: text, rates, replacements, dispatch report.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: text, rates, replacements, dispatch report.")
+    ] = False,
 ) -> None:
     """Continue a prompt greedily with a model whose operators run through hal.
 
@@ -88,13 +92,16 @@ def _show(prompt: str, found: Generation, applied: Applied | None, shares: Share
     line(prompt + found.text)
     rate = found.tokens_per_second
     speed = "" if rate is None else f", then {rate:.1f} tokens/s"
-    line(f"\n{found.prompt_tokens} + {len(found.token_ids)} tokens, the first after {found.first_seconds:.2f} s{speed}", "bold")
+    line(
+        f"\n{found.prompt_tokens} + {len(found.token_ids)} tokens, the first after {found.first_seconds:.2f} s{speed}",
+        "bold",
+    )
     if applied is None or shares is None:
         line("The model ran untouched.")
         return
     line(f"\n{applied}\n")
     seconds = {_plain(name): value for name, value in shares.hal_seconds.items()}
-    total = shares.hal_seconds.total() + shares.other_seconds.total()
+    total = sum(shares.hal_seconds.values()) + sum(shares.other_seconds.values())
     rows = table()
     for column in ("operator", "ran on"):
         rows.add_column(column)

@@ -125,4 +125,4 @@ class Target:
 def _registered(op: Op, implementation: Implementation, backend: str) -> bool:
     from hal import registry
 
-    return any(found is implementation for found in registry.implementations(backend, op.name))
+    return any(found is implementation for found in registry.implementations(backend.partition(":")[0], op.name))

@@ -75,7 +75,7 @@ def _kept(score: Score, subject: Subject, want: Expected, y_BV: Tensor) -> None:
     open_BV = doubt_BV <= _slack(subject, score_BV)
     got_BV = y_BV > 0
     # Underflow: a kept token whose probability is below float32's smallest number may read 0.
-    tiny_BV = keep_BV & (want.Y < torch.finfo(torch.float32).smallest_normal)
+    tiny_BV = keep_BV & (torch.finfo(torch.float32).smallest_normal > want.Y)
     wrong = (got_BV != keep_BV) & ~open_BV & ~tiny_BV
     if wrong.any():
         row, token = (int(i) for i in wrong.nonzero()[0])

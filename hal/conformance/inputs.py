@@ -250,6 +250,12 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int]:
     return strides, running
 
 
+def differs(shape: Sequence[int], layout: str) -> bool:
+    """Whether a tensor of this shape lies in memory otherwise than a dense one, the start aside."""
+    dense, other = _strides(shape, "contiguous")[0], _strides(shape, layout)[0]
+    return any(n > 1 and a != b for n, a, b in zip(shape, dense, other, strict=True))
+
+
 def _touch(places: Tensor, view: Tensor) -> None:
     shape = [1 if s == 0 else n for n, s in zip(view.shape, view.stride(), strict=True)]
     places.as_strided(shape, view.stride(), view.storage_offset()).fill_(True)

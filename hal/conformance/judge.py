@@ -12,11 +12,11 @@ from torch import Tensor
 from hal import errors
 from hal.capability import Implementation, Rejected
 from hal.conformance import discrete, rules
+from hal.conformance.candidate import Outcome, Target
 from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Inputs, Results, Variant, place
 from hal.conformance.rules import Expected, Score
 from hal.conformance.subject import Subject, p_dtype, subject
-from hal.conformance.candidate import Outcome, Target
 from hal.conformance.verdict import Finding, Rule, Status, Verdict
 from hal.contract import OPS, Args
 
@@ -75,7 +75,7 @@ class _Trial:
         self.score = Score(case.id)
         self.status: Status | None = None
         self.reasons: tuple[str, ...] = ()
-        self.settings = {"check": True} if self.draft.checks_values else {}
+        self.settings = {"check": True} if self.draft.raises is not None else {}
 
     def run(self) -> None:
         if self.draft.raises is not None:
@@ -223,6 +223,7 @@ class _Trial:
                 rules.bitwise(self.score, "R5", want.name, second, first, f"{what} ({name} is declared)"
                               if declared else what, want.judged)
             else:
+                rules.special_values(self.score, want, second, "R5", f" {what}")
                 rules.element_bound(self.score, want, second, self.target.declares, "R5", what=f" {what}")
 
     def _variant(self, variant: Variant, y: Results, expected: tuple[Expected, ...]) -> None:
@@ -236,19 +237,19 @@ class _Trial:
         got = variant.combine(parts)
         extra = variant.extra(parts) if variant.extra is not None else (0.0,) * len(got)
         declared = variant.declared is not None and bool(getattr(self.target.declares, variant.declared))
-        main, wants = variant.expects(y), _restrict(expected, variant)
+        main, wants, where = variant.expects(y), _restrict(expected, variant), f" in the variant {variant.name!r}"
         for want, first, second, more in zip(wants, main, got, extra, strict=True):
             if tuple(second.shape) != tuple(want.Y.shape):
                 self.score.find("R5", f"{want.name} has shape {tuple(second.shape)} in the variant {variant.name!r}, "
                                 f"but should have {tuple(want.Y.shape)}", want.name)
             elif declared:
                 rules.bitwise(self.score, "R5", want.name, second, first,
-                              f"in the variant {variant.name!r} ({variant.declared} is declared)", want.judged)
+                              f"{where[1:]} ({variant.declared} is declared)", want.judged)
             elif want.E is None:
-                rules.bitwise(self.score, "R5", want.name, second, first, f"in the variant {variant.name!r}", want.judged)
+                rules.bitwise(self.score, "R5", want.name, second, first, where[1:], want.judged)
             else:
-                rules.element_bound(self.score, want, second, self.target.declares, "R5", more,
-                                    f" in the variant {variant.name!r}")
+                rules.special_values(self.score, want, second, "R5", where)
+                rules.element_bound(self.score, want, second, self.target.declares, "R5", more, where)
 
     def _rejected(self, inputs: Inputs, answer: Rejected) -> None:
         """R8: a request that the capabilities refuse must raise UnsupportedError when forced."""

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from hal.conformance import runner
 from hal.conformance.environment import environment
@@ -46,8 +47,10 @@ def plan_of(config: pytest.Config) -> runner.Plan:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse what cannot be run before anything is collected."""
+    """Refuse what cannot be run before anything is collected; share the cores out among pytest-xdist's workers."""
     plan_of(config)
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -93,9 +93,9 @@ def same_form(score: Score, expected: Expected, y: Tensor) -> bool:
     return True
 
 
-def special_values(score: Score, expected: Expected, y: Tensor) -> None:
+def special_values(score: Score, expected: Expected, y: Tensor, rule: Rule = "R4", what: str = "") -> None:
     """R4: NaN and Inf where the rounded oracle has them, and the values that the contract fixes."""
-    score.rules.add("R4")
+    score.rules.add(rule)
     rounded = expected.Y.to(expected.dtype)
     info = torch.finfo(expected.dtype)
     ulp = info.max * info.eps / 2
@@ -103,10 +103,10 @@ def special_values(score: Score, expected: Expected, y: Tensor) -> None:
     edge = (size >= info.max - ulp) & (size <= info.max + 1.5 * ulp)
     wrong = y.isnan() != rounded.isnan()
     wrong |= ((y.isinf() | rounded.isinf()) & (y != rounded)) & ~y.isnan() & ~rounded.isnan() & ~edge
-    _report(score, "R4", expected, y, wrong & expected.judged, rounded, "")
+    _report(score, rule, expected, y, wrong & expected.judged, rounded, what)
     if expected.exact is not None:
         differs = (y != rounded) & ~(y.isnan() & rounded.isnan()) & ~wrong
-        _report(score, "R4", expected, y, differs & expected.exact & expected.judged, rounded, " exactly")
+        _report(score, rule, expected, y, differs & expected.exact & expected.judged, rounded, " exactly" + what)
 
 
 def element_bound(

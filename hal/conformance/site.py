@@ -33,9 +33,8 @@ class Site:
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             device = torch.device("cpu") if accelerator is None else accelerator
             backend = selection.auto_backend(device)
-        name, _, parameter = backend.partition(":")
-        found = registry.backend(name)
-        types = _types(backend, parameter, found.parameterised, found.device_types)
+        types = _types(backend)
+        # asking for the devices is what brings some device types into torch
         present = [descriptor for descriptor in registry.devices(backend) if descriptor.torch_device in types]
         device_name = (present[0].device or present[0].torch_device or types[0]) if present else types[0]
         _try_device(backend, device_name)
@@ -74,21 +73,14 @@ def _title(descriptor: DeviceDescriptor) -> str:
     return name if name.lower().startswith(vendor.lower()) else f"{vendor} {name}"
 
 
-def _types(backend: str, parameter: str, parameterised: bool, served: tuple[str, ...]) -> tuple[str, ...]:
-    if not parameterised:
-        if parameter:
-            raise ConfigError(f"backend {backend!r}: {backend.partition(':')[0]} takes no device type; write it alone.")
-        return served
-    name = backend.partition(":")[0]
-    if not parameter:
+def _types(backend: str) -> tuple[str, ...]:
+    name, _, parameter = backend.partition(":")
+    found = registry.backend(name)
+    if found.parameterised and not parameter:
         raise ConfigError(f"backend {name!r} needs a torch device type: {name}:cpu, {name}:cuda, {name}:npu …")
-    try:
-        return (torch.device(parameter).type,)
-    except RuntimeError:
-        raise ConfigError(
-            f"backend {backend!r}: torch has no device type {parameter!r}; write one of torch's, such as {name}:cpu or "
-            f"{name}:cuda, and import the package that brings it if it is a vendor's."
-        ) from None
+    if parameter and not found.parameterised:
+        raise ConfigError(f"backend {backend!r} was asked for, but {name!r} takes no device type; write {name}.")
+    return (parameter.partition(":")[0],) if parameter else found.device_types
 
 
 def _try_device(backend: str, device: str) -> None:

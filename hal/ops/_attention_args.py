@@ -76,9 +76,7 @@ def check_options(op: str, a: Args, heads: int) -> None:
     """Errors for window, softcap, scale and sinks that mean nothing."""
     for side, n in zip(("left", "right"), split_window(a.window), strict=True):
         if n is not None and n < 0:
-            raise ArgumentError(
-                f"{op}: window {side} is {n}; it counts keys and is 0 or more, None means unbounded"
-            )
+            raise ArgumentError(f"{op}: window {side} is {n}; it counts keys and is 0 or more, None means unbounded")
     if a.softcap is not None and not 0 < a.softcap < math.inf:
         raise ArgumentError(f"{op}: softcap is {a.softcap}; it must be finite and above 0, None switches it off")
     if a.scale is not None and not math.isfinite(a.scale):
@@ -89,7 +87,9 @@ def check_options(op: str, a: Args, heads: int) -> None:
                 f"{op}: sinks is {dtype_name(a.sinks.dtype)}; supported are float64, float32, bfloat16, float16"
             )
         if tuple(a.sinks.shape) != (heads,):
-            raise ShapeError(f"{op}: sinks has shape {tuple(a.sinks.shape)}; it holds one logit per query head, ({heads},)")
+            raise ShapeError(
+                f"{op}: sinks has shape {tuple(a.sinks.shape)}; it holds one logit per query head, ({heads},)"
+            )
 
 
 def check_index(op: str, name: str, t: Tensor, dtype: torch.dtype, shape: Sequence[Any], letters: str) -> None:

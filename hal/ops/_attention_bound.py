@@ -82,7 +82,7 @@ def gradient_bound(
     δ_i = u_o·sqrt(Σdo²o²) + u_p·sqrt(Σ_d do²·Σ_j p²v²) is the error of the row's Σ do·o and of dP. To first order
     a logit's error e moves p_j by p_j(e_j − Σp e), which is the float32 term of each gradient.
     """
-    B, S, H, D = q_BSHD.shape
+    B, S, H, _ = q_BSHD.shape
     L, K = k_BLKD.shape[1:3]
     zeros = torch.zeros_like(q_BSHD), torch.zeros_like(k_BLKD), torch.zeros_like(v_BLKE)
     if L == 0:
@@ -104,7 +104,9 @@ def gradient_bound(
         row_BHR1 = (do_BRHE * o_BRHE).sum(-1).transpose(1, 2)[..., None]
         ds = p * (dp_BHRL - row_BHR1)
         seen_v = _times(p.square(), v_BKLE.square()).transpose(1, 2)
-        delta_BHR1 = u_o * (do_BRHE * o_BRHE).square().sum(-1).sqrt() + acc.u_p * (do_BRHE.square() * seen_v).sum(-1).sqrt()
+        delta_BHR1 = (
+            u_o * (do_BRHE * o_BRHE).square().sum(-1).sqrt() + acc.u_p * (do_BRHE.square() * seen_v).sum(-1).sqrt()
+        )
         delta_BHR1 = delta_BHR1.transpose(1, 2)[..., None]
         # |Δds| from the logits' own errors, from the sums behind dP and from the cap's slope.
         e_bar = (p * c.e_BHRL).sum(-1, keepdim=True)

@@ -7,7 +7,6 @@ E width of v.
 from __future__ import annotations
 
 import contextvars
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,8 +104,11 @@ def chunks(batch: int, heads: int, queries: int, keys: int) -> Iterator[tuple[in
 def grouped(x_BRHD: Tensor, kv_heads: int) -> Tensor:
     """(B, R, H, D) to (B, K, G·R, D): the query heads of one kv head become rows of one product."""
     B, R, H, D = x_BRHD.shape
-    return x_BRHD.reshape(B, R, kv_heads, H // kv_heads, D).permute(0, 2, 3, 1, 4).reshape(B, kv_heads, -1 if
-        B * R * H * D else H // kv_heads * R, D)
+    return (
+        x_BRHD.reshape(B, R, kv_heads, H // kv_heads, D)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(B, kv_heads, -1 if B * R * H * D else H // kv_heads * R, D)
+    )
 
 
 def logits(
@@ -199,7 +201,8 @@ def _rounded(p_BHRL: Tensor, s_BHRL: Tensor) -> Tensor:
         return p_BHRL
     if s_BHRL.requires_grad:
         # The backward pass runs after the mode is left; the hook takes it along.
-        s_BHRL.register_hook(functools.partial(contextvars.copy_context().run, lossy))
+        context = contextvars.copy_context()
+        s_BHRL.register_hook(lambda dS_BHRL: context.run(lossy, dS_BHRL))
     return p_BHRL + (rounded - p_BHRL).detach()
 
 

@@ -6,10 +6,11 @@ N blocks, P slots per block (page), K kv heads, D head dim, B sequences, M entri
 from __future__ import annotations
 
 import math
+
 import torch
 from torch import Tensor
 
-from hal.arithmetic import compute_dtype, widen
+from hal.arithmetic import widen
 from hal.contract import FLOATS, dtype_name
 from hal.errors import ArgumentError, DtypeError, ShapeError
 from hal.ops._attention_args import MAX_HEAD_DIM
@@ -17,8 +18,17 @@ from hal.ops._checks import check_dtype, check_rank
 from hal.ops._overlap import overlaps_itself
 
 __all__ = [
-    "CODES", "cache_compute_dtype", "cache_features", "check_block_ids", "check_cache", "check_pair", "check_scale_values",
-    "check_scales", "codes", "dequantised", "quantised", "raw",
+    "CODES",
+    "cache_features",
+    "check_block_ids",
+    "check_cache",
+    "check_pair",
+    "check_scale_values",
+    "check_scales",
+    "codes",
+    "dequantised",
+    "quantised",
+    "raw",
 ]
 
 FP8 = torch.float8_e4m3fn
@@ -54,11 +64,6 @@ def dequantised(stored: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Ten
     return values if scale is None else values * _per_head(scale.to(dtype))
 
 
-def cache_compute_dtype(cache: Tensor) -> torch.dtype:
-    """The dtype in which references compute on what a cache holds."""
-    return compute_dtype(torch.float32 if quantised(cache) else cache.dtype)
-
-
 def _per_head(scale: Tensor) -> Tensor:
     return scale if scale.ndim == 0 else scale[:, None]
 
@@ -87,7 +92,7 @@ def check_cache(op: str, name: str, cache: Tensor) -> None:
         )
     if cache.stride(3) != 1 and cache.shape[3] > 1:
         raise ArgumentError(
-            f"{op}: {name} has last stride {cache.stride(3)}; a cache is any strided view whose last stride is 1 and is "
+            f"{op}: {name} has last stride {cache.stride(3)}; a cache is any strided view whose last stride is 1, "
             "never copied: lay the head dim out last"
         )
     if overlaps_itself(cache):
@@ -118,12 +123,12 @@ def check_scales(op: str, cache: Tensor, k_scale: Tensor | None, v_scale: Tensor
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale is None:
             if cache.dtype is torch.int8:
-                raise ArgumentError(f"{op}: {name} is None; an int8 cache needs it: float32, shape () or ({kv_heads},)")
+                raise ArgumentError(f"{op}: {name} is None; an int8 cache needs it: float32, () or ({kv_heads},)")
             continue
         if not quantised(cache):
             raise ArgumentError(
-                f"{op}: {name} is given, but the cache is {dtype_name(cache.dtype)}; only int8 and float8_e4m3fn caches "
-                "are scaled: pass None"
+                f"{op}: {name} is given, but the cache is {dtype_name(cache.dtype)}; only int8 and float8_e4m3fn "
+                "caches are scaled: pass None"
             )
         check_dtype(op, name, scale, (torch.float32,))
         if tuple(scale.shape) not in ((), (kv_heads,)):
@@ -164,8 +169,8 @@ def check_block_ids(op: str, block_table: Tensor, lengths: list[int], cache: Ten
     if bad is not None:
         b, m, found = bad
         raise ArgumentError(
-            f"{op}: block_table[{b}, {m}] is {found}, but the cache has blocks 0 … {N - 1}; entries within a sequence's "
-            f"{lengths[b]} keys must name blocks"
+            f"{op}: block_table[{b}, {m}] is {found}, but the cache has blocks 0 … {N - 1}; entries within a "
+            f"sequence's {lengths[b]} keys must name blocks"
         )
 
 

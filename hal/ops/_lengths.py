@@ -17,7 +17,7 @@ __all__ = ["check_cu", "check_same_lengths", "lengths", "owners", "pad", "unpad"
 
 def lengths(cu_B1: Tensor) -> Tensor:
     """Rows of each sequence, int64."""
-    return cu_B1.diff().to(torch.int64).clamp(min=0)
+    return (cu_B1[1:] - cu_B1[:-1]).to(torch.int64).clamp(min=0)
 
 
 def pad(x_T: Tensor, cu_B1: Tensor, longest: int) -> Tensor:
@@ -28,7 +28,8 @@ def pad(x_T: Tensor, cu_B1: Tensor, longest: int) -> Tensor:
     owned = (i_S < lengths(cu_B1)[:, None]) & (row_BS >= 0) & (row_BS < T)
     zero = x_T.new_zeros(1, *x_T.shape[1:])
     index = torch.where(owned, row_BS, T).flatten()
-    return torch.cat((x_T, zero)).index_select(0, index).unflatten(0, (cu_B1.shape[0] - 1, longest))
+    rows = torch.cat((x_T, zero)).index_select(0, index)
+    return rows.view(cu_B1.shape[0] - 1, longest, *x_T.shape[1:])
 
 
 def owners(cu_B1: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:

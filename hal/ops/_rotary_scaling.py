@@ -54,8 +54,8 @@ def rotary_cache(
         raise ArgumentError(
             f"rotary_cache: rotary_dim is {rotary_dim!r}; it must be an even integer of at least 2"
         )
-    if not (math.isfinite(base) and base > 0):
-        raise ArgumentError(f"rotary_cache: base is {base}; it must be a positive number")
+    if not (math.isfinite(base) and base > 1):
+        raise ArgumentError(f"rotary_cache: base is {base}; it must be a number greater than 1")
     frequency, factor = _frequencies(max_pos, rotary_dim, base, scaling)
     angle = torch.arange(max_pos, dtype=torch.float64, device="cpu")[:, None] * frequency
     return (angle.cos() * factor).float(), (angle.sin() * factor).float()
@@ -194,6 +194,11 @@ def _longrope(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequenc
         attention_factor = _positive("longrope", "attention_factor", scaling["attention_factor"])
     else:
         stretch = _stretch(scaling, "longrope", original)
+        if original <= 1:
+            raise ArgumentError(
+                f"rotary_cache: original_max_position_embeddings is {original}; longrope divides by its "
+                "logarithm, so it must be greater than 1, or attention_factor given"
+            )
         attention_factor = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
     return _default(dim, base) / factors[max_pos > original], attention_factor
 

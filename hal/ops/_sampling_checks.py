@@ -82,8 +82,6 @@ def _check_parameter_dtype(op: str, name: str, value: Tensor) -> None:
 def _check_number(op: str, name: str, value: float) -> None:
     if name == "top_k":
         if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-            raise ArgumentError(
-                f"{op}: top_k is {value!r}; it must be an integer (0 or less keeps every token)"
-            )
+            raise ArgumentError(f"{op}: top_k is {value!r}; it must be an integer (0 or less keeps every token)")
     elif not (math.isfinite(value) and 0.0 <= value <= UPPER[name]):
         raise ArgumentError(f"{op}: {name} is {value}; it must be {RANGES[name]}")

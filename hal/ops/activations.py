@@ -9,14 +9,13 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hal.accuracy import Accumulator, Accuracy
 from hal.arithmetic import result, widen
 from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
-from hal.ops._checks import check_floating
+from hal.ops._checks import check_floating, check_number
 
 __all__ = ["gelu_and_mul", "silu_and_mul"]
 
@@ -34,7 +33,8 @@ def _check_halves(name: str, x: Tensor) -> None:
 
 def _check_finite(name: str, **numbers: float) -> None:
     for what, value in numbers.items():
-        if not math.isfinite(value):
+        check_number(name, what, value)
+        if isinstance(value, float) and not math.isfinite(value):
             raise ArgumentError(f"{name}: {what} is {value}; it must be a finite number")
 
 
@@ -55,7 +55,9 @@ def _silu_pack(
 def _silu_validate(a: Args) -> None:
     _check_halves("silu_and_mul", a.x)
     _check_finite("silu_and_mul", alpha=a.alpha, up_offset=a.up_offset)
-    if a.limit is not None and not a.limit > 0:
+    if a.limit is not None:
+        check_number("silu_and_mul", "limit", a.limit)
+    if isinstance(a.limit, float | int) and a.limit <= 0:
         raise ArgumentError(
             f"silu_and_mul: limit is {a.limit}; it clamps gate to at most limit and up to ±limit, so it "
             "must be a positive number, or None for no clamp"
@@ -194,4 +196,8 @@ def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
     x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError and
     ArgumentError. """
     gate, up = widen(x).chunk(2, -1)
-    return result(F.gelu(gate, approximate=approximate) * up, x.dtype).contiguous()
+    if approximate == "none":
+        twice_share = 1 + torch.erf(gate * math.sqrt(0.5))
+    else:
+        twice_share = 1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate))
+    return result(0.5 * gate * twice_share * up, x.dtype).contiguous()

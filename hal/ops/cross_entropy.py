@@ -54,9 +54,7 @@ def _validate(a: Args) -> None:
             f"cross_entropy: reduction is {a.reduction!r}; supported are {', '.join(map(repr, REDUCTIONS))}"
         )
     if not 0.0 <= a.label_smoothing <= 1.0:
-        raise ArgumentError(
-            f"cross_entropy: label_smoothing is {a.label_smoothing}; it must lie between 0 and 1"
-        )
+        raise ArgumentError(f"cross_entropy: label_smoothing is {a.label_smoothing}; it must lie between 0 and 1")
     if not 0.0 <= a.z_loss < float("inf"):
         raise ArgumentError(f"cross_entropy: z_loss is {a.z_loss}; it must be finite and not negative")
 
@@ -161,9 +159,7 @@ ACCURACY = Accuracy(
 
 
 @op(
-    schema=(
-        "Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, str reduction"
-    ),
+    schema=("Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, str reduction"),
     results=("loss",),
     pack=_pack,
     validate=_validate,

@@ -1,25 +1,27 @@
-"""Writing, reading and copying blocks of a paged KV cache.
+"""Writing tokens into a paged KV cache, and reading them back.
 
 T tokens, N blocks, P slots per block, K kv heads, D head dim (E of v), B sequences, U packed rows.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hal.accuracy import Accumulator, Accuracy
-from hal.arithmetic import result
+from hal.arithmetic import compute_dtype, result
 from hal.contract import FLOATS
 from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
 from hal.ops import _attention_args as arguments
 from hal.ops import _cache
 from hal.ops import _lengths as ragged
-from hal.ops._checks import check_dtype, check_floating, check_rank, check_same_device, check_same_dtype, check_shape
+from hal.ops._checks import check_dtype, check_floating, check_rank, check_same_dtype, check_shape
 from hal.ops._overlap import check_apart
+from hal.ops.kv_blocks import copy_kv_blocks
 
 __all__ = ["copy_kv_blocks", "gather_kv_cache", "write_kv_cache"]
 
@@ -184,9 +186,7 @@ def _validate_gather(a: Args) -> None:
     name = "gather_kv_cache"
     _cache.check_pair(name, a.k_cache, a.v_cache)
     _cache.check_scales(name, a.k_cache, a.k_scale, a.v_scale)
-    arguments.check_devices(
-        name, a, "k_cache", "v_cache", "block_table", "cu_seqlens_k", "k_scale", "v_scale"
-    )
+    arguments.check_devices(name, a, "k_cache", "v_cache", "block_table", "cu_seqlens_k", "k_scale", "v_scale")
     arguments.check_cu_shape(name, "cu_seqlens_k", a.cu_seqlens_k)
     B = a.cu_seqlens_k.shape[0] - 1
     arguments.check_index(name, "block_table", a.block_table, torch.int32, (B, None), f"({B}, blocks of a sequence)")
@@ -195,8 +195,8 @@ def _validate_gather(a: Args) -> None:
     if a.out_dtype is None:
         if _cache.quantised(a.k_cache):
             raise ArgumentError(
-                f"{name}: out_dtype is None, but the cache holds {dtype_name(a.k_cache.dtype)} codes; name the dtype to "
-                "dequantise to: float64, float32, bfloat16 or float16"
+                f"{name}: out_dtype is None, but the cache holds {dtype_name(a.k_cache.dtype)} codes; name the dtype "
+                "to dequantise to: float64, float32, bfloat16 or float16"
             )
     else:
         check_dtype(name, "out_dtype (as a dtype)", torch.empty(0, dtype=a.out_dtype, device="meta"), FLOATS)
@@ -216,13 +216,14 @@ def _check_gather_values(
 ) -> None:
     name = "gather_kv_cache"
     cu = ragged.check_cu(name, "cu_seqlens_k", cu_seqlens_k, total_k, "total_k", None, "")
-    _cache.check_block_ids(name, block_table, [b - a for a, b in zip(cu, cu[1:], strict=False)], k_cache)
+    _cache.check_block_ids(name, block_table, [b - a for a, b in itertools.pairwise(cu)], k_cache)
     _cache.check_scale_values(name, k_scale, v_scale)
     ragged.check_same_lengths(name, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_k_cpu)
 
 
 def _out_dtype(a: Args) -> torch.dtype:
-    return a.k_cache.dtype if a.out_dtype is None else a.out_dtype
+    dtype: torch.dtype = a.k_cache.dtype if a.out_dtype is None else a.out_dtype
+    return dtype
 
 
 def _meta_gather(a: Args) -> tuple[Meta, ...]:
@@ -301,7 +302,8 @@ def gather_kv_cache(
         block_table: int32 (B, M); entries past a sequence's end are never read.
         cu_seqlens_k: int32 (B + 1,), prefix sums of the keys to read, the first 0.
         total_k: rows of the result, at least cu_seqlens_k[-1].
-        k_scale, v_scale: as for `write_kv_cache`; code times scale is formed in float32 and rounded once.
+        k_scale, v_scale: as for `write_kv_cache`; code times scale is formed in float32
+            (float64 for float64) and rounded once.
         out_dtype: dtype of the result; None = the cache's, not allowed for quantised caches.
         cu_seqlens_k_cpu: a copy of the sums on the CPU, for implementations that need lengths on the host.
 
@@ -317,106 +319,20 @@ def gather_kv_cache(
     b_U, place_U, owned_U = ragged.owners(cu_seqlens_k, total_k)
     if N * M * block_table.shape[0] == 0:
         K = k_cache.shape[2]
-        k, v = (torch.zeros(total_k, K, cache.shape[3], dtype=dtype, device=cache.device) for cache in (k_cache, v_cache))
+        k, v = (
+            torch.zeros(total_k, K, cache.shape[3], dtype=dtype, device=cache.device) for cache in (k_cache, v_cache)
+        )
         return k, v
     owned_U = owned_U & (place_U < M * P)
     place_U = torch.where(owned_U, place_U, 0)
     block_U = torch.where(owned_U, block_table[b_U, place_U // P].to(torch.int64), 0).clamp(0, N - 1)
+    compute = compute_dtype(torch.float64 if torch.float64 in (dtype, k_cache.dtype) else torch.float32)
     gathered = []
     for cache, scale in ((k_cache, k_scale), (v_cache, v_scale)):
         rows = _cache.raw(cache)[block_U, place_U % P].view(cache.dtype)
         if dtype is not cache.dtype:
-            rows = result(_cache.dequantised(rows, scale, _cache.cache_compute_dtype(cache)), dtype)
-        gathered.append(torch.where(owned_U[:, None, None], rows, torch.zeros((), dtype=rows.dtype, device=rows.device)))
-    return gathered[0], gathered[1]
-
-
-def _pack_copy(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> tuple[Any, ...]:
-    return k_caches, v_caches, src, dst
-
-
-def _named(a: Args) -> list[tuple[str, Tensor]]:
-    return [(f"{name}[{i}]", t) for name in ("k_caches", "v_caches") for i, t in enumerate(getattr(a, name))]
-
-
-def _validate_copy(a: Args) -> None:
-    name = "copy_kv_blocks"
-    for each in ("k_caches", "v_caches"):
-        if not isinstance(getattr(a, each), list | tuple):
-            raise ArgumentError(f"{name}: {each} is {type(getattr(a, each)).__name__}; pass a list with one cache per layer")
-    if len(a.k_caches) != len(a.v_caches):
-        raise ArgumentError(
-            f"{name}: {len(a.k_caches)} k_caches and {len(a.v_caches)} v_caches; both lists hold one cache per layer"
+            rows = result(_cache.dequantised(rows, scale, compute), dtype)
+        gathered.append(
+            torch.where(owned_U[:, None, None], rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
         )
-    for each, cache in _named(a):
-        _cache.check_cache(name, each, cache)
-        if cache.shape[0] != a.k_caches[0].shape[0]:
-            raise ShapeError(
-                f"{name}: {each} has {cache.shape[0]} blocks, k_caches[0] has {a.k_caches[0].shape[0]}; all layers share "
-                "block ids"
-            )
-    for each in ("src", "dst"):
-        arguments.check_index(name, each, getattr(a, each), torch.int64, (None,), "(pairs,)")
-    if a.src.shape != a.dst.shape:
-        raise ShapeError(f"{name}: {a.src.shape[0]} sources and {a.dst.shape[0]} destinations; they are pairs")
-    check_same_device(name, **dict(_named(a)), src=a.src, dst=a.dst)
-
-
-def _check_copy_values(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    name = "copy_kv_blocks"
-    if not k_caches or src.shape[0] == 0:
-        return
-    check_apart(name, _named(Args(k_caches=k_caches, v_caches=v_caches)))
-    N = k_caches[0].shape[0]
-    sources, targets = src.tolist(), dst.tolist()
-    for each, ids in (("src", sources), ("dst", targets)):
-        if min(ids) < 0 or max(ids) >= N:
-            bad = min(ids) if min(ids) < 0 else max(ids)
-            raise ArgumentError(f"{name}: {each} holds {bad}, but the caches have blocks 0 … {N - 1}")
-    if len(set(targets)) < len(set(zip(sources, targets, strict=True))):
-        twice = next(t for t in targets if len({s for s, d in zip(sources, targets, strict=True) if d == t}) > 1)
-        raise ArgumentError(f"{name}: dst names block {twice} for several sources; a block can be a copy of one only")
-
-
-def _traits_copy(a: Args) -> Traits:
-    if not a.k_caches:
-        return Traits(dtype="float32")
-    _, P, K, D = a.k_caches[0].shape
-    return Traits(
-        dtype=dtype_name(a.k_caches[0].dtype),
-        dims={"block_size": P, "kv_heads": K, "head_dim": D, "v_head_dim": a.v_caches[0].shape[3]},
-    )
-
-
-def _cost_copy(a: Args) -> Cost:
-    n = a.src.shape[0]
-    moved = sum(2 * n * t.shape[1] * t.shape[2] * t.shape[3] * t.element_size() for _, t in _named(a))
-    return Cost(flops=0, bytes=moved + 16 * n)
-
-
-@op(
-    schema="Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, Tensor src, Tensor dst",
-    results=(),
-    pack=_pack_copy,
-    validate=_validate_copy,
-    meta=lambda a: (),
-    traits=_traits_copy,
-    cost=_cost_copy,
-    accuracy=Accuracy(rule="bitwise", notes="A copy."),
-    check_values=_check_copy_values,
-    mutates=("k_caches", "v_caches"),
-)
-def copy_kv_blocks(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """Copy whole blocks within each layer's caches: block dst[i] becomes what block src[i] was before the call.
-
-    Args:
-        k_caches, v_caches: one (N, P, K, D) tensor per layer, as for `write_kv_cache`; all have N blocks.
-        src, dst: int64 (n,). All sources are read before anything is written, so pairs may chain or swap.
-
-    Raises:
-        ShapeError, DtypeError, DeviceError, ArgumentError: arguments that do not fit the above; ids out of range and a
-            destination with several sources (always for CPU tensors, elsewhere under HAL_CHECK=1).
-    """
-    for cache in (*k_caches, *v_caches):
-        places = _cache.raw(cache)
-        places[dst] = places[src]
+    return gathered[0], gathered[1]

@@ -16,7 +16,7 @@ from hal.arithmetic import compute_dtype, result, widen
 from hal.errors import ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
 from hal.ops._attention_args import lse_dtype
-from hal.ops._checks import check_dtype, check_floating, check_same_dtype, check_same_device, check_shape
+from hal.ops._checks import check_dtype, check_floating, check_same_device, check_same_dtype, check_shape
 
 __all__ = ["merge_attention"]
 
@@ -80,8 +80,10 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
     w_a, w_b, top = _weights(a.lse_a, a.lse_b)
     total = torch.where(w_a + w_b == 0, 1.0, w_a + w_b)
     apart = torch.where((w_a == 0) | (w_b == 0), 0.0, (a.lse_a - a.lse_b).abs())
-    shares = [_beside(w / total, out) * torch.where(_beside(w, out) == 0, 0.0, out.abs())
-              for w, out in ((w_a, a.out_a), (w_b, a.out_b))]
+    shares = [
+        _beside(w / total, out) * torch.where(_beside(w, out) == 0, 0.0, out.abs())
+        for w, out in ((w_a, a.out_a), (w_b, a.out_b))
+    ]
     # exp(x) of an x known to eps·|x| is known to eps·|x|; the logarithm of a sum within [1, 2] adds 2·eps.
     E_lse = acc.eps * (3 + torch.minimum(w_a, w_b) * apart + top.abs())
     return (4 + _beside(apart, a.out_a)) * acc.eps * (shares[0] + shares[1]), E_lse

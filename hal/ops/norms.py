@@ -84,10 +84,12 @@ def _rms_scaled(x_TF: Tensor, a: Args, dtype: torch.dtype) -> Tensor:
 def _rms_error(x_TF: Tensor, a: Args, y_TF: Tensor, acc: Accumulator) -> Tensor:
     relative = growth(x_TF.shape[-1], acc) + 4 * acc.eps
     error_TF = relative * y_TF.abs()
+    normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
+    if a.weight is not None and a.weight_offset:
+        error_TF = error_TF + acc.eps * (normed_TF * a.weight).abs()
     dtype = _storage(acc)
     if not a.round_before_weight or dtype is None or dtype.itemsize > 2:
         return error_TF
-    normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
     step_TF = _step(normed_TF, C * relative, dtype)
     if a.weight is None:
         return error_TF + step_TF / C

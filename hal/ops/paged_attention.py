@@ -49,7 +49,17 @@ def _pack(
     cu_seqlens_q_cpu: Tensor | None = None,
 ) -> tuple[Any, ...]:
     tensors = (
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, seq_lens_cpu, cu_seqlens_q_cpu,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        sinks,
+        k_scale,
+        v_scale,
+        seq_lens_cpu,
+        cu_seqlens_q_cpu,
     )
     return (*tensors, max_seqlen_q, causal, *arguments.split_window(window), softcap, scale, return_lse)
 
@@ -73,8 +83,8 @@ def _validate(a: Args) -> None:
     arguments.check_cu_shape(name, "cu_seqlens_q", a.cu_seqlens_q)
     if a.cu_seqlens_q.shape[0] != B + 1:
         raise ShapeError(
-            f"{name}: cu_seqlens_q holds {a.cu_seqlens_q.shape[0]} sums for the {B} sequences of seq_lens; it must hold "
-            f"{B + 1}, the first of them 0"
+            f"{name}: cu_seqlens_q holds {a.cu_seqlens_q.shape[0]} sums for the {B} sequences of seq_lens; it must "
+            f"hold {B + 1}, the first of them 0"
         )
     arguments.check_upper_bound(name, "max_seqlen_q", a.max_seqlen_q)
     arguments.check_host_copy(name, "seq_lens", a.seq_lens_cpu, a.seq_lens)
@@ -213,7 +223,13 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> Any:
         notes="derived in hal.ops._attention_bound; dequantising adds one rounding per element, within its first terms",
     ),
     features=(
-        *arguments.FEATURES, "prefill", "kv_int8", "kv_fp8", "kv_scale", "kv_scale_per_head", "host_lengths",
+        *arguments.FEATURES,
+        "prefill",
+        "kv_int8",
+        "kv_fp8",
+        "kv_scale",
+        "kv_scale_per_head",
+        "host_lengths",
     ),
     optional_result="return_lse",
     to_outs=_to_outs,
@@ -271,8 +287,15 @@ def paged_attention(
     Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
     """
     a = Args(
-        k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
-        causal=causal, window=window, k_scale=k_scale, v_scale=v_scale,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
+        cu_seqlens_q=cu_seqlens_q,
+        causal=causal,
+        window=window,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
     T = q.shape[0]
     q_BSHD = widen(ragged.pad(q, cu_seqlens_q, arguments.bounded(max_seqlen_q, T)))

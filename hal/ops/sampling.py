@@ -321,6 +321,7 @@ def top_k_top_p_probs(
     features=(*_FEATURES, "seed_tensor"),
     check_values=_sample_check_values,
     splits=_SPLITS | {"seed": ("seed_value",)},
+    volatile=("seed",),
 )
 def top_k_top_p_sample(
     logits: Tensor,

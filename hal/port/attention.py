@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hal.ops import rotary_embedding
 from hal.port import interface, probe, rotary
+from hal.port.fuse import Fused
 from hal.port.record import Changes
 from hal.port.rotary import RotaryForm
 
@@ -63,7 +64,14 @@ class _Recorder:
     output: Tensor | None = None
 
     def attention(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         self.calls.append((query, key, value, mask, kwargs | dict(enumerate(args))))  # type: ignore[arg-type]
         batch, heads, length, _ = query.shape
@@ -81,10 +89,10 @@ class Attentions:
     def __init__(self) -> None:
         self._forms: dict[tuple[Any, ...], _Form | str] = {}
 
-    def replace(self, changes: Changes, path: str, module: nn.Module, selected: bool) -> None:
-        """Replace an attention module's forward, or say why its own stays.
+    def replace(self, changes: Changes, path: str, module: nn.Module, selected: bool, tied: set[int]) -> None:
+        """Replace an attention module's forward, or say why its own stays. Its linear layers come first.
 
-        selected: whether the model's attention implementation is hal's.
+        selected: whether the model's attention implementation is hal's. tied: ids of shared parameters.
         """
         if "forward" in module.__dict__:
             changes.leave(path, module, "its forward was replaced before")
@@ -105,7 +113,11 @@ class Attentions:
             return
         how = str(form) + (f"; its own forward while it trains with dropout {dropout:g}" if dropout else "")
         ops = ("attention",) if form.rotary is None else ("rotary_embedding", "attention")
-        changes.replace_forward(path, module, _forward(form, type(module).forward), ops, how)
+        fused = None
+        if Fused.possible(module, _PROJECTIONS[:3], tied):
+            fused = Fused(module, _PROJECTIONS[:3])
+            changes.on_undo(fused.undo)
+        changes.replace_forward(path, module, _forward(form, type(module).forward, fused), ops, how)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -115,7 +127,7 @@ def is_attention(module: nn.Module) -> bool:
     )
 
 
-def _forward(form: _Form, original: Callable[..., Any]) -> Callable[..., Any]:
+def _forward(form: _Form, original: Callable[..., Any], fused: Fused | None) -> Callable[..., Any]:
     rotary_dim = 0 if form.rotary is None else form.rotary.rotary_dim
 
     def forward(
@@ -127,7 +139,7 @@ def _forward(form: _Form, original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         if (
-            self.config._attn_implementation != interface.NAME
+            not interface.selected(self.config)
             or (self.training and self.attention_dropout)
             or kwargs.get("position_bias") is not None
             or "past_key_values" in kwargs
@@ -144,7 +156,7 @@ def _forward(form: _Form, original: Callable[..., Any]) -> Callable[..., Any]:
                 **kwargs,
             )
         batch, length = hidden_states.shape[:2]
-        q, k, v = _projected(self, form.norm, hidden_states)
+        q, k, v = _projected(self, form.norm, hidden_states, fused)
         if form.rotary is not None:
             q, k = rotary.rotate(q, k, position_embeddings, form.rotary)
         if cache is not None:
@@ -166,10 +178,15 @@ def _forward(form: _Form, original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _projected(module: Any, norm: _QKNorm, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _projected(module: Any, norm: _QKNorm, hidden: Tensor, fused: Fused | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """q (B, S, H, D), k and v (B, S, K, D), before rotary."""
     heads = (*hidden.shape[:2], -1, module.head_dim)
-    q, k, v = module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden).view(heads)
+    together = None if fused is None else fused(module, hidden)
+    if fused is None or together is None:
+        q, k, v = module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden)
+    else:
+        q, k, v = torch.split_with_sizes(together, fused.sizes, -1)
+    v = v.view(heads)
     if norm == "over all heads":
         return module.q_norm(q).view(heads), module.k_norm(k).view(heads), v
     if norm == "per head":
@@ -199,7 +216,11 @@ def _recognised(module: Any, like: Tensor) -> _Form | str:
         try:
             with _recording(module.config, recorder):
                 output = type(module).forward(
-                    module, hidden_states=hidden, position_embeddings=cos_sin, attention_mask=None, cache=recorder
+                    module,
+                    hidden_states=hidden,
+                    position_embeddings=cos_sin,
+                    attention_mask=None,
+                    cache=recorder,
                 )
         except RuntimeError as error:  # cos and sin of another width than this module's
             found = f"its forward could not be traced: {error}"
@@ -246,7 +267,9 @@ def _matched(
 
 
 def _norms(module: nn.Module) -> tuple[_QKNorm, ...]:
-    has = isinstance(getattr(module, "q_norm", None), nn.Module) and isinstance(getattr(module, "k_norm", None), nn.Module)
+    has = isinstance(getattr(module, "q_norm", None), nn.Module) and isinstance(
+        getattr(module, "k_norm", None), nn.Module
+    )
     return ("per head", "over all heads", "none") if has else ("none",)
 
 
@@ -267,9 +290,7 @@ def _angles(form: RotaryForm, like: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def _reference_rotated(
-    q: Tensor, k: Tensor, cos_sin: tuple[Tensor, Tensor], form: RotaryForm
-) -> tuple[Tensor, Tensor]:
+def _reference_rotated(q: Tensor, k: Tensor, cos_sin: tuple[Tensor, Tensor], form: RotaryForm) -> tuple[Tensor, Tensor]:
     positions, cos, sin = rotary.Tables(cos_sin).of(form)
     rotated: tuple[Tensor, Tensor] = rotary_embedding.op.reference(
         q, k, positions, cos, sin, interleaved=form.interleaved, rotary_dim=form.rotary_dim

@@ -105,8 +105,8 @@ def _encoded(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> An
     most = getattr(model.config, "max_position_embeddings", None)
     if most is not None and n_prompt + max_new_tokens > most:
         raise ArgumentError(
-            f"{n_prompt} tokens of prompt and {max_new_tokens} new ones exceed the model's {most} positions; shorten the "
-            "prompt or ask for fewer tokens"
+            f"{n_prompt} tokens of prompt and {max_new_tokens} new ones exceed the model's {most} positions; "
+            "shorten the prompt or ask for fewer tokens"
         )
     with contextlib.suppress(KeyError):
         del inputs["token_type_ids"]

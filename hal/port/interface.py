@@ -6,14 +6,14 @@ B batch, S query length, L key length, H query heads, K kv heads, D head dim.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hal.ops import attention
 
-__all__ = ["NAME", "attend", "register"]
+__all__ = ["NAME", "attend", "register", "selected"]
 
 NAME = "hal"
 
@@ -30,6 +30,14 @@ def register() -> None:
 
     AttentionInterface.register(NAME, _attention_forward)
     AttentionMaskInterface.register(NAME, _mask)
+
+
+def selected(config: Any) -> bool:
+    """Whether a configuration's attention is hal's."""
+    if torch.compiler.is_compiling():
+        return bool(config._attn_implementation == NAME)
+    # Past the configuration's own attribute look-up, which costs as much as an operator's call.
+    return bool(object.__getattribute__(config, "_attn_implementation_internal") == NAME)
 
 
 def attend(
@@ -60,8 +68,8 @@ def attend(
             mask = None
     if visible < n_keys:
         k_BLKD, v_BLKD = k_BLKD[:, :visible], v_BLKD[:, :visible]
-    return attention(
-        q_BSHD, k_BLKD, v_BLKD, causal=causal, mask=mask, softcap=softcap, scale=scale, sinks=sinks_H
+    return cast(
+        Tensor, attention(q_BSHD, k_BLKD, v_BLKD, causal=causal, mask=mask, softcap=softcap, scale=scale, sinks=sinks_H)
     )
 
 
@@ -134,10 +142,10 @@ def _mask(
         filled = min(q_offset + q_length - kv_offset, kv_length)
         # A last axis of one means all keys, so a single visible key cannot be said by the shape.
         if filled > 1 and q_length == 1 and mask_function is causal_mask_function and _unpadded(attention_mask, filled):
-            mask = torch.ones((1, 1, 1, filled), dtype=torch.bool)
-            setattr(mask, _ALL_VISIBLE, True)
-            return mask
-    mask = sdpa_mask(
+            everything = torch.ones((1, 1, 1, filled), dtype=torch.bool)
+            setattr(everything, _ALL_VISIBLE, True)
+            return everything
+    mask: Tensor | None = sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs
     )
     if mask is not None and 1 < filled < kv_length:
@@ -148,8 +156,10 @@ def _mask(
 def _unpadded(attention_mask: Tensor | None, filled: int) -> bool:
     if attention_mask is None:
         return True
-    return attention_mask.device.type == "cpu" and attention_mask.shape[-1] >= filled and bool(
-        attention_mask[:, :filled].all()
+    return (
+        attention_mask.device.type == "cpu"
+        and attention_mask.shape[-1] >= filled
+        and bool(attention_mask[:, :filled].all())
     )
 
 

@@ -1,4 +1,4 @@
-"""Decoder layers that norm before attention and before the MLP: the middle residual and the norm after it as one call."""
+"""Decoder layers that norm before attention and before the MLP: the middle residual and its norm as one call."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ def _forward(form: NormForm, original: Callable[..., Any]) -> Callable[..., Any]
         ):
             return original(self, hidden_states, *args, **kwargs)
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        if attended.dtype is not hidden_states.dtype:  # autocast: the sum promotes
+            residual = hidden_states + attended
+            return residual + self.mlp(norm(residual))
         normed, residual = add_rms_norm(
             attended, hidden_states, norm.weight, eps, weight_offset=offset, round_before_weight=before
         )

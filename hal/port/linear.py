@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hal.ops import linear
 from hal.port.probe import unplain
 from hal.port.record import Changes
 
-__all__ = ["replace_linear"]
+__all__ = ["autocast", "replace_linear"]
+
+autocast = torch._C._is_any_autocast_enabled
 
 
 def replace_linear(changes: Changes, path: str, module: nn.Module) -> bool:
@@ -27,4 +30,15 @@ def replace_linear(changes: Changes, path: str, module: nn.Module) -> bool:
 
 
 def _forward(self: Any, input: Tensor) -> Tensor:
+    if autocast():
+        return _cast(input, self.weight, self.bias)
     return linear(input, self.weight, self.bias)
+
+
+def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A model written for torch expects its products under autocast in the lower dtype; hal's keep their inputs'."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype is torch.float64:
+        return linear(x, weight, bias)
+    dtype = torch.get_autocast_dtype(device)
+    return linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))

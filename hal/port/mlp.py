@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from hal.ops import gelu_and_mul, silu_and_mul
 from hal.port import probe
+from hal.port.fuse import Fused
 from hal.port.record import Changes
 
 __all__ = ["MLPs"]
@@ -24,6 +25,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "gelu": (functional.gelu, "gelu_and_mul"),
     "gelu tanh": (lambda x: functional.gelu(x, approximate="tanh"), "gelu_and_mul"),
 }
+_GATE_UP = ("gate_proj", "up_proj")
 _ACTIVATION_NAMES = ("act_fn", "activation_fn", "act")
 
 
@@ -39,8 +41,11 @@ class MLPs:
     def __init__(self) -> None:
         self._forms: dict[tuple[Any, ...], _Form | str] = {}
 
-    def replace(self, changes: Changes, path: str, module: nn.Module) -> bool:
-        """Whether `module` looks like a gated MLP; if so, replace it or say why not."""
+    def replace(self, changes: Changes, path: str, module: nn.Module, tied: set[int]) -> bool:
+        """Whether `module` looks like a gated MLP; if so, replace it or say why not. Its linear layers come first.
+
+        tied: ids of shared parameters.
+        """
         children = dict(module.named_children())
         fused = "gate_up_proj" in children
         if "down_proj" not in children or not (fused or {"gate_proj", "up_proj"} <= set(children)):
@@ -59,11 +64,15 @@ class MLPs:
             changes.leave(path, module, form)
         else:
             name = _ACTIVATIONS[form.activation][1]
-            changes.replace_forward(path, module, _forward(form), (name,), form.activation)
+            together = None
+            if not form.fused and Fused.possible(module, _GATE_UP, tied):
+                together = Fused(module, _GATE_UP)
+                changes.on_undo(together.undo)
+            changes.replace_forward(path, module, _forward(form, together), (name,), form.activation)
         return True
 
 
-def _forward(form: _Form) -> Callable[..., Any]:
+def _forward(form: _Form, fused: Fused | None) -> Callable[..., Any]:
     act = _and_mul(form.activation)
     if form.fused:
 
@@ -72,7 +81,10 @@ def _forward(form: _Form) -> Callable[..., Any]:
     else:
 
         def forward(self: Any, x: Tensor) -> Any:
-            return self.down_proj(act(torch.cat((self.gate_proj(x), self.up_proj(x)), -1)))
+            gate_up = None if fused is None else fused(self, x)
+            if gate_up is None:
+                gate_up = torch.cat((self.gate_proj(x), self.up_proj(x)), -1)
+            return self.down_proj(act(gate_up))
 
     return forward
 

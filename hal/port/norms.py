@@ -1,4 +1,4 @@
-"""RMS norms, told apart by their rounding: one run in bfloat16 shows where a class rounds and what it adds to the weight.
+"""RMS norms, told apart by one run in bfloat16: it shows where a class rounds and what it adds to the weight.
 
 F features.
 """
@@ -114,7 +114,7 @@ def _one_vector(module: nn.Module) -> bool:
 
 
 def _form(module: nn.Module, eps: float) -> NormForm | str:
-    clone = copy.deepcopy(module).to(device="cpu", dtype=torch.bfloat16)
+    clone: Any = copy.deepcopy(module).to(device="cpu", dtype=torch.bfloat16)
     n_features = clone.weight.shape[0]
     with torch.no_grad():
         weight_F = probe.random(n_features, like=clone.weight)
@@ -140,6 +140,10 @@ def _forms(eps: float) -> list[NormForm]:
 
 def _differing(form: NormForm, x_TF: Tensor, weight_F: Tensor, found: Tensor) -> float:
     expected = rms_norm.op.reference(
-        x_TF, weight_F, form.eps, weight_offset=form.weight_offset, round_before_weight=form.round_before_weight
+        x_TF,
+        weight_F,
+        form.eps,
+        weight_offset=form.weight_offset,
+        round_before_weight=form.round_before_weight,
     )
     return float((expected != found).float().mean())

@@ -21,7 +21,7 @@ def random(*shape: int, like: Tensor) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor, roundings: int = 16) -> bool:
-    """Whether two results differ by no more than some roundings of the largest value; another formula differs far more."""
+    """Whether two results differ by some roundings of the largest value at most; another formula differs far more."""
     if found.shape != expected.shape:
         return False
     largest = float(expected.abs().max()) if expected.numel() else 0.0
@@ -58,7 +58,11 @@ def same_kind(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _plain(name: str, value: Any) -> bool:
-    return not name.startswith("_") and name not in ("layer_idx", "training") and isinstance(value, int | float | str | None)
+    return (
+        not name.startswith("_")
+        and name not in ("layer_idx", "training")
+        and isinstance(value, int | float | str | None)
+    )
 
 
 def _children(module: nn.Module) -> Iterable[tuple[Any, ...]]:

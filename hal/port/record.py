@@ -48,7 +48,7 @@ class Changes:
     ) -> None:
         """Give this one instance another forward; its class stays as it is."""
         method = MethodType(forward, module)
-        module.forward = method  # type: ignore[method-assign]
+        module.forward = method
         self._forwards.append((module, method))
         self.replaced.append(Replaced(path, type(module).__name__, ops, how))
 

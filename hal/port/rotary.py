@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,16 +48,15 @@ class Tables(tuple[Tensor, Tensor]):
         return table
 
 
-def rotate(
-    q_BSHD: Tensor, k_BSKD: Tensor, cos_sin: tuple[Tensor, Tensor], form: RotaryForm
-) -> tuple[Tensor, Tensor]:
+def rotate(q_BSHD: Tensor, k_BSKD: Tensor, cos_sin: tuple[Tensor, Tensor], form: RotaryForm) -> tuple[Tensor, Tensor]:
     """Rotated q and k."""
     positions, cos, sin = cos_sin.of(form) if type(cos_sin) is Tables else _table(cos_sin, form)
     if positions.shape[0] != q_BSHD.shape[0]:
         positions = positions.expand(q_BSHD.shape[0], -1)
-    return rotary_embedding(
+    rotated = rotary_embedding(
         q_BSHD, k_BSKD, positions, cos, sin, interleaved=form.interleaved, rotary_dim=form.rotary_dim
     )
+    return cast(tuple[Tensor, Tensor], rotated)
 
 
 def replace_rotary(changes: Changes, path: str, module: nn.Module) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +26,10 @@ class Shares:
     operation per element written. Views and allocations count as none.
     """
 
-    hal_flops: Counter[str] = field(default_factory=Counter)
-    other_flops: Counter[str] = field(default_factory=Counter)
-    hal_seconds: Counter[str] = field(default_factory=Counter)
-    other_seconds: Counter[str] = field(default_factory=Counter)
+    hal_flops: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    other_flops: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    hal_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    other_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def flops(self) -> float:
@@ -57,7 +58,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shares = Shares()
 
     def __torch_dispatch__(
@@ -81,11 +82,10 @@ class Watch(TorchDispatchMode):
 
 
 def _cost(torch_name: str, packed: tuple[Any, ...]) -> int:
-    name, backward = (torch_name.removesuffix("_bwd"), 2) if torch_name.endswith("_bwd") else (
-        torch_name.removesuffix("_fwd"), 1)
-    op = OPS[name]
+    backward = torch_name.endswith("_bwd")
+    op = OPS[torch_name.removesuffix("_bwd").removesuffix("_fwd")]
     # A backward pass of a product is two products; the floor has no word on it otherwise.
-    return backward * op.cost(Args(**op.unpack(packed[: len(op.schema_names)]))).flops
+    return (2 if backward else 1) * op.cost(Args(**op.unpack(packed[: len(op.schema_names)]))).flops
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Any) -> int:
@@ -98,10 +98,11 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: An
     return sum(r.numel() for r in results if isinstance(r, Tensor) and r.is_floating_point())
 
 
-def _share(inside: Counter[str], outside: Counter[str]) -> float:
-    total = inside.total() + outside.total()
-    return inside.total() / total if total else 0.0
+def _share(inside: Mapping[str, float], outside: Mapping[str, float]) -> float:
+    total = sum(inside.values()) + sum(outside.values())
+    return sum(inside.values()) / total if total else 0.0
 
 
-def _by_operator(seconds: Counter[str], flops: Counter[str]) -> list[dict[str, Any]]:
-    return [{"op": name, "seconds": s, "flops": flops[name]} for name, s in seconds.most_common()]
+def _by_operator(seconds: Mapping[str, float], flops: Mapping[str, int]) -> list[dict[str, Any]]:
+    longest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    return [{"op": name, "seconds": s, "flops": flops[name]} for name, s in longest_first]

@@ -1,7 +1,7 @@
 """Running transformers models through hal, recognised by structure rather than by name.
 
 `apply(model)` replaces the forward of single module instances and selects hal's attention in the model's own
-configuration; classes, torch and transformers stay as they are, and so do the parameters. What a module computes is
+configuration; classes, torch and transformers stay as they are. What a module computes is
 found out by running it once on small random inputs, so a look-alike that computes something else is left alone.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -32,13 +33,15 @@ logger = logging.getLogger("hal")
 
 _applied: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Applied]] = weakref.WeakKeyDictionary()
 
+
 def apply(model: PreTrainedModel) -> Applied:
     """Let a transformers model compute with hal's operators, until `undo()` or the end of a `with` block.
 
     Replaced are RMS and layer norms (with the rounding the model has), linear layers, gated MLPs, rotary embedding and
-    attention; `print(apply(model))` lists what was replaced, what was left and why. Weights are neither copied nor
-    changed. A module that trains with dropout is left alone; applied in eval mode, it goes back to its own forward
-    while it trains.
+    attention; `print(apply(model))` lists what was replaced, what was left and why. Parameters keep their names, their
+    values and the total of their memory; those of q, k and v, and of gate and up, come to lie side by side in it. A
+    module that trains with dropout is left alone; applied in eval mode, it goes back to its own forward while it
+    trains.
 
     Raises ArgumentError if the model is none of transformers' or is already applied, UnsupportedError if transformers
     is missing or too old.
@@ -53,7 +56,9 @@ def apply(model: PreTrainedModel) -> Applied:
     former = _applied.get(model)
     held = former() if former is not None else None
     if held is not None and held.active:
-        raise ArgumentError(f"this {type(model).__name__} already runs through hal; undo() the first apply before another")
+        raise ArgumentError(
+            f"this {type(model).__name__} already runs through hal; undo() the first apply before another"
+        )
     changes = Changes()
     try:
         _replace(model, changes)
@@ -71,7 +76,9 @@ def require_transformers() -> None:
     try:
         import transformers
     except ImportError as error:
-        raise UnsupportedError(f"this needs the package transformers, which cannot be imported ({error}); {needed}") from error
+        raise UnsupportedError(
+            f"this needs the package transformers, which cannot be imported ({error}); {needed}"
+        ) from error
     if not hasattr(transformers, "AttentionMaskInterface"):
         raise UnsupportedError(f"transformers {transformers.__version__} has no AttentionMaskInterface; {needed}")
 
@@ -79,17 +86,16 @@ def require_transformers() -> None:
 def _replace(model: Any, changes: Changes) -> None:
     modules = list(model.named_modules())
     norms, mlps, attentions = Norms(), MLPs(), Attentions()
+    tied = _tied(model)
     selected = _select_attention(model, changes)
-    for path, module in modules:
-        if is_attention(module):
-            attentions.replace(changes, path, module, selected)
+    rest = [(path, module) for path, module in modules if not replace_linear(changes, path, module)]
     inside_mlps: set[nn.Module] = set()
-    for path, module in modules:
-        if replace_linear(changes, path, module) or norms.replace(changes, path, module):
-            continue
-        if mlps.replace(changes, path, module):
+    for path, module in rest:
+        if is_attention(module):
+            attentions.replace(changes, path, module, selected, tied)
+        elif mlps.replace(changes, path, module, tied):
             inside_mlps.update(module.modules())
-        elif not replace_rotary(changes, path, module):
+        elif not norms.replace(changes, path, module) and not replace_rotary(changes, path, module):
             _leave(changes, path, module, selected, inside_mlps)
     layers = Layers(norms.replaced)
     for path, module in modules:
@@ -98,7 +104,7 @@ def _replace(model: Any, changes: Changes) -> None:
 
 def _leave(changes: Changes, path: str, module: nn.Module, selected: bool, inside_mlps: set[nn.Module]) -> None:
     """Note a module that computes something of its own and stays as it is."""
-    if is_attention(module) or module in inside_mlps:
+    if module in inside_mlps:
         return
     if any(True for _ in module.children()):
         if "Attention" in type(module).__name__ and any(hasattr(module, name) for name in ("scaling", "is_causal")):
@@ -126,6 +132,12 @@ def _select_attention(model: Any, changes: Changes) -> bool:
     for config, _ in before:
         config._attn_implementation_internal = interface.NAME
     return True
+
+
+def _tied(model: nn.Module) -> set[int]:
+    """Ids of the parameters that more than one module holds."""
+    counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {key for key, count in counts.items() if count > 1}
 
 
 def _configs(model: Any) -> list[Any]:

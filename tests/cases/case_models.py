@@ -68,7 +68,8 @@ def visible(queries, keys, causal=False, left=None, right=None):
 
 
 def attention(q, k, v, *, scale=None, softcap=None, seen=None):
-    """One sequence, q (S, H, D), k and v (L, K, D): output (S, H, D) and lse (H, S), one query and head at a time."""
+    """One sequence, q (S, H, D), k and v (L, K, D): output (S, H, D) and lse (H, S), one query and head at a
+    time."""
     q, k, v = q.double(), k.double(), v.double()
     queries, heads, width = q.shape
     group = heads // k.shape[1]
@@ -91,7 +92,8 @@ def attention(q, k, v, *, scale=None, softcap=None, seen=None):
 
 
 def paged(values, block_size, blocks, table, fill=0.0):
-    """A cache (blocks, block_size, K, D) that holds the rows of `values` in the blocks of `table`, `fill` elsewhere."""
+    """A cache (blocks, block_size, K, D) that holds the rows of `values` in the blocks of `table`, `fill`
+    elsewhere."""
     cache = torch.full((blocks, block_size, *values.shape[1:]), fill, dtype=values.dtype)
     for row in range(values.shape[0]):
         cache[table[row // block_size], row % block_size] = values[row]

@@ -1,8 +1,9 @@
-"""Runs one operator under every implementation that serves the CPU, and judges by the operator's own contract.
+"""Runs one operator under every implementation that serves the CPU, and judges by the operator's own
+contract.
 
-A case holds the right result, computed in float64 by `case_models` (which shares no code with hal), and mostly the
-result of a known fault. `Choice.check` demands that the implementation meet the element bound around the right one;
-`told_apart` that the faulty one lie outside of it, so that the case could fail.
+A case holds the right result, computed in float64 by `case_models` (which shares no code with hal), and
+mostly the result of a known fault. `Choice.check` demands that the implementation meet the element bound
+around the right one; `told_apart` that the faulty one lie outside of it, so that the case could fail.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ class Choice:
         return hal.use(backend=self.backend, impl=f"{self.op}={self.implementation.name}", **settings)
 
     def call(self, *args, **kwargs):
-        """The public operator's result; skips with the reasons where the implementation refuses with its typed error."""
+        """The public operator's result; skips with the reasons where the implementation refuses with its
+        typed error."""
         with self.use():
             try:
                 return getattr(hal.ops, self.op)(*args, **kwargs)
             except UnsupportedError as refusal:
                 if self.implementation.name in ("reference", "composed"):
                     raise
-                pytest.skip("; ".join(reason for reasons in refusal.rejections.values() for reason in reasons))
+                pytest.skip("; ".join(refusal.rejections[str(self)]))
 
     def gradients(self, inputs, run, grad_out=None):
         """Gradients of Σ run(*inputs) (or of its product with `grad_out`) in each input."""
@@ -64,7 +66,8 @@ class Choice:
             worst = (error - allowed).masked_fill(special, 0.0)
             assert not y[~special].isnan().any(), "NaN where a number should be"
             assert worst.numel() == 0 or worst.max() <= 0, (
-                f"error {error.flatten()[worst.argmax()]:.4g}, but at most {allowed.flatten()[worst.argmax()]:.4g} is allowed"
+                f"error {error.flatten()[worst.argmax()]:.4g}, but should be at most "
+                f"{allowed.flatten()[worst.argmax()]:.4g}"
             )
 
     def told_apart(self, faulty, expected, *args, **kwargs):

@@ -1,4 +1,5 @@
-"""Attention over dense and ragged sequences: masks, windows, head widths, gradients; faults seen elsewhere."""
+"""Attention over dense and ragged sequences: masks, windows, head widths, gradients; faults seen
+elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def batched(*tensors):
 
 @each_implementation("attention")
 def test_causal_with_fewer_queries_than_keys(choice):
-    """Dao-AILab/flash-attention#282, #351, #402: the triangle starts at the top left, and the last keys go unseen."""
+    """Dao-AILab/flash-attention#282, #351, #402: the triangle starts at the top left, and the last keys go
+    unseen."""
     q, k, v = draw(170, 2, 4, 64), draw(171, 5, 2, 64), draw(172, 5, 2, 64)
     args, options = batched(q, k, v), {"causal": True, "return_lse": True}
     expected = batched(*attention(q, k, v, seen=visible(2, 5, causal=True)))
@@ -44,7 +46,9 @@ def test_rows_that_the_mask_leaves_nothing(choice):
     for got, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(got[0].double(), want, atol=1e-5, rtol=1e-5)
         assert not got[0, 4:].any()
-    choice.told_apart((expected[0].masked_fill(~mask.any(-1)[None, :, None, None], NAN), lse), expected, *args, **options)
+    choice.told_apart(
+        (expected[0].masked_fill(~mask.any(-1)[None, :, None, None], NAN), lse), expected, *args, **options
+    )
 
 
 @each_implementation("attention")
@@ -67,7 +71,8 @@ def test_nan_behind_the_mask(choice):
 
 @each_implementation("attention")
 def test_a_sliding_window_of_w_tokens_counts_the_query_itself(choice):
-    """huggingface/transformers#39408, vllm-project/vllm#3385: W is handed on as an inclusive bound: one key too many."""
+    """huggingface/transformers#39408, vllm-project/vllm#3385: W is handed on as an inclusive bound: one key
+    too many."""
     width = 4
     q, k, v = draw(210, 9, 2, 64), draw(211, 9, 1, 64), draw(212, 9, 1, 64)
     seen = visible(9, 9, causal=True, left=width - 1)
@@ -118,7 +123,8 @@ def test_softcap_gradient_holds_the_derivative_of_tanh(choice):
 @each_implementation("attention")
 @pytest.mark.parametrize("width", [20, 72, 80, 96, 120])
 def test_default_scale_is_that_of_the_true_width(choice, width):
-    """pytorch/pytorch#110630: a width that needs padding is refused, or the padded width leaks into the scale."""
+    """pytorch/pytorch#110630: a width that needs padding is refused, or the padded width leaks into the
+    scale."""
     q, k, v = draw(250, 5, 6, width), draw(251, 9, 3, width), draw(252, 9, 3, width)
     args = batched(q, k, v)
     expected = attention(q, k, v)[0][None]
@@ -157,7 +163,8 @@ def test_ragged_without_mask_is_no_plain_mean(choice):
 
 @each_implementation("attention_varlen")
 def test_rows_after_the_last_sequence_have_zero_gradients(choice):
-    """pytorch/pytorch#176793: their gradients are uninitialised memory, and NaN reaches the projection weights."""
+    """pytorch/pytorch#176793: their gradients are uninitialised memory, and NaN reaches the projection
+    weights."""
     q, k, v = (draw(570 + i, 9, 4, 64) for i in range(3))
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)
 

@@ -31,7 +31,8 @@ OPS = ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "linear", "silu_and_
 
 @pytest.mark.parametrize("choice", [c for op in OPS for c in choices(op)], ids=lambda c: f"{c.op}-{c}")
 def test_first_row_is_right_and_keeps_its_bits_where_that_is_declared(choice):
-    """vllm-project/vllm#48271, #48391, #55131: the block size follows the number of tokens, and with it the order of sums."""
+    """vllm-project/vllm#48271, #48391, #55131: the block size follows the number of tokens, and with it the
+    order of sums."""
     firsts = []
     for count in ROWS:
         y = choice.call(*rows_of(choice.op, count))
@@ -48,7 +49,8 @@ def test_first_row_is_right_and_keeps_its_bits_where_that_is_declared(choice):
 
 @pytest.mark.parametrize("op", OPS)
 def test_invariant_mode_runs_only_what_declares_it(op):
-    """vllm-project/vllm#48271: in invariant mode an implementation either keeps the bits or is refused, by name."""
+    """vllm-project/vllm#48271: in invariant mode an implementation either keeps the bits or is refused, by
+    name."""
     declared = [c for c in choices(op) if c.backend == "cpu" and c.implementation.declares.batch_invariant]
     with hal.use(backend="cpu", invariant=True):
         if not declared:

@@ -24,7 +24,8 @@ def decode(q, k_cache, v_cache, table, length):
 
 @each_implementation("paged_attention")
 def test_unwritten_slots_of_a_used_block_hold_nan(choice):
-    """Dao-AILab/flash-attention#2374, vllm-project/vllm#936: scores are masked, then 0 · NaN enters the product with v."""
+    """Dao-AILab/flash-attention#2374, vllm-project/vllm#936: scores are masked, then 0 · NaN enters the
+    product with v."""
     q = draw(270, 1, 7, 128, dtype=torch.bfloat16)
     k, v = (draw(271 + i, 33, 1, 128, dtype=torch.bfloat16) for i in range(2))
     caches = [paged(t, 32, 4, [2, 0], fill=NAN) for t in (k, v)]
@@ -58,7 +59,8 @@ def test_slots_of_minus_one_and_a_mapping_shorter_than_k(choice):
 
 @each_implementation("paged_attention")
 def test_pages_beyond_two_to_the_31_elements(choice):
-    """vllm-project/vllm#47671: page id times page stride in 32 bits. Of the 4.6 GB only the two pages are touched."""
+    """vllm-project/vllm#47671: page id times page stride in 32 bits. Of the 4.6 GB only the two pages are
+    touched."""
     pages, stride = 2200, 2**20
     memory = torch.empty(pages * stride, dtype=torch.bfloat16)
     k_cache, v_cache = (
@@ -76,7 +78,8 @@ def test_pages_beyond_two_to_the_31_elements(choice):
 
 @each_implementation("write_kv_cache")
 def test_writing_beyond_two_to_the_31_elements(choice):
-    """vllm-project/vllm#47671, the writing side: slot = block · P + offset is 64-bit, and so is its address."""
+    """vllm-project/vllm#47671, the writing side: slot = block · P + offset is 64-bit, and so is its
+    address."""
     pages, stride = 2200, 2**20
     memory = torch.empty(pages * stride, dtype=torch.bfloat16)
     k_cache, v_cache = (
@@ -136,7 +139,8 @@ def test_gathering_from_interleaved_blocks(choice):
 @each_implementation("paged_attention")
 @pytest.mark.parametrize("per_head", [False, True])
 def test_scales_of_an_fp8_cache_are_both_applied(choice, per_head):
-    """sgl-project/sglang#20705, vllm-project/vllm#14221: scales fall back to 1, or one serves for both caches."""
+    """sgl-project/sglang#20705, vllm-project/vllm#14221: scales fall back to 1, or one serves for both
+    caches."""
     k, v, q = draw(330, 24, 2, 64, scale=3), draw(331, 24, 2, 64, scale=0.01), draw(332, 1, 4, 64)
     k_scale = torch.tensor([0.05, 0.06] if per_head else 0.05)
     v_scale = torch.tensor([0.0004, 0.0003] if per_head else 0.0004)

@@ -12,7 +12,8 @@ from hal.errors import HalError
 
 @each_implementation("add_rms_norm")
 def test_sum_of_squares_beyond_the_range_of_float16(choice):
-    """microsoft/onnxruntime#29043: x + residual squared in half precision is inf, and the row turns to zeros."""
+    """microsoft/onnxruntime#29043: x + residual squared in half precision is inf, and the row turns to
+    zeros."""
     x = torch.full((2, 4096), 7000.0, dtype=torch.float16)
     x[0, 1::2] = -7000.0
     x[1] = 320.0
@@ -49,7 +50,8 @@ def test_weight_wider_than_x(choice):
 
 @each_implementation("rms_norm")
 def test_one_is_added_to_the_weight_before_any_rounding(choice):
-    """linkedin/Liger-Kernel#1462, vllm-project/vllm#29810: 1 + w is formed in bfloat16, where 16.6875 does not exist."""
+    """linkedin/Liger-Kernel#1462, vllm-project/vllm#29810: 1 + w is formed in bfloat16, where 16.6875 does
+    not exist."""
     x = torch.tensor([[7.0, 1.0] * 32], dtype=torch.bfloat16)  # rms 5
     weight = torch.full((64,), 15.6875, dtype=torch.bfloat16)
     y = choice.call(x, weight, 0.0, weight_offset=1.0)
@@ -62,7 +64,8 @@ def test_one_is_added_to_the_weight_before_any_rounding(choice):
 @pytest.mark.parametrize("weighted", [True, False])
 @each_implementation("rms_norm")
 def test_no_rows(choice, weighted):
-    """stepfun-ai/StepMesh#43: a batch of 0 tokens launches an empty grid, and a later operator reports the error."""
+    """stepfun-ai/StepMesh#43: a batch of 0 tokens launches an empty grid, and a later operator reports the
+    error."""
     weight = torch.ones(128, dtype=torch.bfloat16) if weighted else None
     y = choice.call(torch.empty(0, 128, dtype=torch.bfloat16), weight)
     assert (y.shape, y.dtype) == ((0, 128), torch.bfloat16)
@@ -72,7 +75,8 @@ def test_no_rows(choice, weighted):
 
 @each_implementation("rms_norm")
 def test_head_norm_on_a_slice_of_the_fused_projection(choice):
-    """vllm-project/vllm-xpu-kernels#396, vllm-project/vllm#28103: rows counted flat but addressed as if dense."""
+    """vllm-project/vllm-xpu-kernels#396, vllm-project/vllm#28103: rows counted flat but addressed as if
+    dense."""
     tokens, heads, width = 6, 7, 80
     qkv = draw(5, tokens, (heads + 2) * width, dtype=torch.float16)
     before, q = qkv.clone(), qkv[:, : heads * width].view(tokens, heads, width)
@@ -87,7 +91,8 @@ def test_head_norm_on_a_slice_of_the_fused_projection(choice):
 
 @each_implementation("rms_norm")
 def test_second_row_lies_beyond_two_to_the_31_elements(choice):
-    """flashinfer-ai/flashinfer#3007: row times stride wraps in 32 bits. Only two pages of the 4 GB are ever touched."""
+    """flashinfer-ai/flashinfer#3007: row times stride wraps in 32 bits. Only two pages of the 4 GB are ever
+    touched."""
     stride = 2**31 + 256
     x = torch.empty(stride + 128, dtype=torch.bfloat16).as_strided((2, 128), (stride, 1))
     values, weight = draw(6, 2, 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)

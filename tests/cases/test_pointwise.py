@@ -13,7 +13,8 @@ from hal.ops import rotary_cache
 
 @each_implementation("rotary_embedding")
 def test_interleaved_pairs_are_not_halves(choice):
-    """vllm-project/vllm-ascend#12765: one backend always asks its kernel for halves, whatever the flag says."""
+    """vllm-project/vllm-ascend#12765: one backend always asks its kernel for halves, whatever the flag
+    says."""
     q, positions = draw(9, 4, 3, 128), torch.tensor([0, 1, 17, 4000])
     cos, sin = rotary_tables(positions, 128)
     args, options = (q, q[:, :1], positions, cos, sin), {"interleaved": True}
@@ -27,7 +28,8 @@ def test_interleaved_pairs_are_not_halves(choice):
 
 @each_implementation("rotary_embedding")
 def test_head_of_192_keeps_its_norm(choice):
-    """vllm-project/vllm-ascend#12723: vectors come back with other norms at a width that is no power of two."""
+    """vllm-project/vllm-ascend#12723: vectors come back with other norms at a width that is no power of
+    two."""
     q, positions = draw(11, 3, 7, 192, dtype=torch.bfloat16), torch.tensor([100, 5000, 65535])
     cos, sin = rotary_tables(positions, 192, base=1e6)
     args = q, None, positions, cos, sin
@@ -112,7 +114,8 @@ def test_softmax_over_an_axis_that_is_not_the_last(choice, dim):
 
 @each_implementation("softmax")
 def test_softmax_of_a_row_of_minus_infinity_is_zero(choice):
-    """pytorch/pytorch#103963: softmax of all −inf is NaN elsewhere; here the row is 0, and so is its gradient."""
+    """pytorch/pytorch#103963: softmax of all −inf is NaN elsewhere; here the row is 0, and so is its
+    gradient."""
     x = draw(531, 3, 8)
     x[1] = -INF
     y = choice.call(x)

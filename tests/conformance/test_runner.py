@@ -221,10 +221,21 @@ def test_an_unknown_case_is_refused_with_the_nearest_one():
         ("cup", ConfigError, "did you mean 'cpu'"),
         ("cpu:0", ConfigError, "takes no device type"),
         ("portable", ConfigError, "portable:cpu"),
-        ("portable:quantum", ConfigError, "quantum"),
+        ("portable:quantum", DeviceError, "quantum"),
         ("portable:mps", DeviceError, "mps"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused(backend, error, told):
     with pytest.raises(error, match=told):
         Site.of(backend)
+
+
+def test_results_on_a_simulated_device_say_so(installed, tmp_path):
+    done = command(
+        installed("pass"), "conformance", "run", "--backend", "portable:simdev", "--case", case_id(),
+        "--json", str(tmp_path / "r.json"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "(simulated)" in done.stdout
+    assert "not how a chip computes" in done.stdout
+    assert read_report(tmp_path / "r.json").target.simulated

@@ -1,4 +1,5 @@
-"""Processes of their own for what cannot be tested in the one that runs the tests: imports, forks, plug-ins."""
+"""Processes of their own for what cannot be tested in the one that runs the tests: imports, forks,
+plug-ins."""
 
 from __future__ import annotations
 

@@ -41,14 +41,25 @@ def test_import_loads_the_contract_and_no_heavy_package():
     """
     (heavy, own, _), _ = python(script)
     assert heavy == []
-    late = ("backends", "conformance", "cli", "port", "bench", "kv", "registry", "selection", "settings_model", "descriptor")
+    late = (
+        "backends",
+        "conformance",
+        "cli",
+        "port",
+        "bench",
+        "kv",
+        "registry",
+        "selection",
+        "settings_model",
+        "descriptor",
+    )
     assert [name for name in own if name.split(".")[1:2] and name.split(".")[1] in late] == []
     assert "hal.ops" in own
 
 
 def test_import_reads_no_environment_and_prints_nothing():
     env = {"HAL_BACKEND": "no-such", "HAL_FALLBACK": "maybe", "HAL_BAKEND": "cpu", "HAL_CONFIG": "/no/such/file"}
-    (kind, text), log = python(
+    (kind, text), _ = python(
         """
         import io, contextlib, torch
         out = io.StringIO()
@@ -79,10 +90,10 @@ def test_import_reads_no_environment_and_prints_nothing():
     ids=["import", "list backends", "command-line help", "a call on the CPU"],
 )
 def test_no_device_is_touched(use):
-    """NVIDIA/TransformerEngine#872, vllm-project/vllm#14910: a query at import creates a context that a fork cannot use."""
-    (touched, initialised), _ = python(
-        TOUCHES + f"import hal\n{use}\nanswer([touched, torch.cuda.is_initialized()])"
-    )
+    """NVIDIA/TransformerEngine#872, vllm-project/vllm#14910: a query at import creates a context that a fork
+    cannot use."""
+    script = TOUCHES + f"import hal\n{use}\nanswer([touched, torch.cuda.is_initialized()])"
+    (touched, initialised), _ = python(script)
     assert touched == []
     assert initialised is False
 

@@ -45,9 +45,7 @@ def test_words_agree_with_the_scalar_algorithm(seed):
     counters = torch.tensor([0, 1, 2, 127, 2**32 - 1, 2**32, 2**40 + 7, -1])
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     for word in range(4):
-        expected = [
-            scalar_block((c & 0xFFFFFFFF, (c >> 32) & 0xFFFFFFFF, 0, 0), key)[word] for c in counters.tolist()
-        ]
+        expected = [scalar_block((c & 0xFFFFFFFF, (c >> 32) & 0xFFFFFFFF, 0, 0), key)[word] for c in counters.tolist()]
         assert philox.words(seed, counters, word).tolist() == expected
         assert philox.words(torch.tensor(seed), counters, word).tolist() == expected
 
@@ -86,9 +84,7 @@ def test_streams_do_not_depend_on_how_much_is_asked_for():
     assert torch.equal(philox.normal(11, (philox.CHUNK + 3,))[:41], philox.normal(11, (41,)))
     assert torch.equal(
         long[8:12],
-        philox.to_uniform(
-            torch.stack([philox.words(11, torch.tensor(2), w) for w in range(4)]), torch.float64
-        ),
+        philox.to_uniform(torch.stack([philox.words(11, torch.tensor(2), w) for w in range(4)]), torch.float64),
     )
 
 
@@ -106,9 +102,7 @@ def test_normals_have_the_moments_of_a_sum_of_eight_uniforms():
 
 
 def test_draws_are_pinned_so_that_old_bundles_stay_valid():
-    assert philox.words(42, torch.arange(3)).tolist() == [
-        scalar_block((c, 0, 0, 0), (42, 0))[0] for c in range(3)
-    ]
+    assert philox.words(42, torch.arange(3)).tolist() == [scalar_block((c, 0, 0, 0), (42, 0))[0] for c in range(3)]
     four = scalar_block((5, 0, 0, 0), (42, 0))
     total = sum((w >> 16) + (w & 0xFFFF) for w in four) - 4 * 65535
     assert philox.normal(42, (6,))[5].item() == total * math.sqrt(1.5 / (65536.0**2 - 1))

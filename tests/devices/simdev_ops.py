@@ -55,7 +55,7 @@ def test_runs_on_the_second_device_without_touching_the_host(devices, op, case):
     written = [arguments[name] for name in OPS[op].mutates]
     assert tensors(written or found)
     assert {t.device for t in tensors(written or found)} == {torch.device("simdev:1")}
-    assert trace.kernels or "empty" in case.tags
+    assert trace.kernels or "grid" not in case.tags
     assert trace.uploads == []
     assert trace.downloads == []
     assert trace.synchronisations == []

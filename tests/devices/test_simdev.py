@@ -28,6 +28,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["simdev_stack", "simdev_ops", "simdev_conformance"])
 def test_module_passes_in_a_process_with_the_simulated_device(module):
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE / f"{module}.py"))

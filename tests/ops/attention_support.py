@@ -46,8 +46,10 @@ def budget_used(op_name, args, kwargs, results, declares_p):
     results = results if isinstance(results, tuple) else (results,)
     leading = results[0].dtype
     eps = unit_roundoff(torch.float64 if leading is torch.float64 else torch.float32)
-    wide = {n: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() and t.element_size() > 1 else t
-            for n, t in vars(a).items()}
+    wide = {
+        n: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() and t.element_size() > 1 else t
+        for n, t in vars(a).items()
+    }
     acc = Accumulator(eps, U_P.get(leading, 0.0) if declares_p else 0.0)
     bounds = op.accuracy.bound(Args(**wide), expected, acc)
     used = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -47,8 +48,8 @@ def _varlen(cu_q, cu_k, T, U, H, K, D, dtype=torch.float64, sinks=False, host=Fa
             _normal(2, U, K, D, dtype=dtype, grad=True),
             _int32(*cu_q),
             _int32(*cu_k),
-            max(b - a for a, b in zip(cu_q, cu_q[1:], strict=False)),
-            max(b - a for a, b in zip(cu_k, cu_k[1:], strict=False)),
+            max(b - a for a, b in itertools.pairwise(cu_q)),
+            max(b - a for a, b in itertools.pairwise(cu_k)),
         )
         kwargs = dict(options)
         if sinks:

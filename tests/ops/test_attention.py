@@ -10,9 +10,12 @@ import torch
 from attention_support import budget_used, forced, normal, qkv
 
 import hal
+from hal.accuracy import Accumulator, unit_roundoff
 from hal.errors import ArgumentError, DeviceError, DtypeError, ShapeError, TransformError, UnsupportedError
-from hal.op import OPS
+from hal.op import OPS, baseline
 from hal.ops import _attention_core
+from hal.ops._attention_bound import gradient_bound
+from hal.ops._attention_core import Sight
 from hal.ops.attention import attention
 
 ONLY_REFERENCE = ("softcap", "sinks")
@@ -39,20 +42,24 @@ def random_mask(kind, shape, seed=50):
     return draw
 
 
-@pytest.mark.parametrize("options", [
-    {},
-    {"causal": True},
-    {"window": (2, None)},
-    {"window": (None, 1)},
-    {"window": (0, 0)},
-    {"window": (1, 2), "causal": True},
-    {"scale": 0.4},
-    {"scale": -0.4, "causal": True},
-    {"scale": 0.0, "causal": True},
-    {"softcap": 1.5},
-    {"sinks": True},
-    {"sinks": True, "causal": True, "window": (1, 0), "softcap": 2.0, "scale": 0.3},
-], ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": (2, None)},
+        {"window": (None, 1)},
+        {"window": (0, 0)},
+        {"window": (1, 2), "causal": True},
+        {"scale": 0.4},
+        {"scale": -0.4, "causal": True},
+        {"scale": 0.0, "causal": True},
+        {"softcap": 1.5},
+        {"sinks": True},
+        {"sinks": True, "causal": True, "window": (1, 0), "softcap": 2.0, "scale": 0.3},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
 @pytest.mark.parametrize("mask", [None, "bool", "bias", "lowest"])
 @pytest.mark.parametrize(("S", "L"), [(1, 6), (3, 6), (5, 5), (6, 3)])
 def test_output_and_lse_are_the_schoolbook_formula(implementation, options, mask, S, L):
@@ -98,8 +105,10 @@ def test_window_of_a_model_that_slides_over_four_keys(implementation):
     assert seen.tolist() == [1, 2, 3, 4, 4, 4, 4, 4, 4]
 
 
-@pytest.mark.parametrize("shape", [(), (6,), (1, 6), (3, 1), (3, 6), (1, 3, 6), (4, 3, 6), (2, 1, 3, 6), (2, 4, 1, 6),
-                                   (2, 4, 3, 6), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [(), (6,), (1, 6), (3, 1), (3, 6), (1, 3, 6), (4, 3, 6), (2, 1, 3, 6), (2, 4, 1, 6), (2, 4, 3, 6), (1, 1, 1, 1)],
+)
 @pytest.mark.parametrize("kind", ["bool", "bias"])
 def test_masks_broadcast_to_batch_heads_queries_keys(implementation, shape, kind):
     q, k, v = qkv(2, 3, 6, 4, 2, 5)
@@ -190,9 +199,39 @@ def test_a_key_that_nobody_sees_has_no_influence(implementation, poison, where, 
     assert all((d[:, hidden, 0] == 0).all() for d in got[1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("S", "L"), [(1, 3), (1, 16), (3, 7), (20, 20), (3, 513)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_nan_query_spoils_its_own_row_and_no_other(implementation, dtype, S, L, causal):
+    q, k, v = qkv(1, S, L, 4, 2, 8, dtype=dtype)
+    clean = attention(q, k, v, causal=causal)
+    q[0, S - 1, 2, 5] = math.nan
+    o, lse = attention(q, k, v, causal=causal, return_lse=True)
+    for result in (o, attention(q, k, v, causal=causal)):
+        spoilt = result.isnan()
+        assert spoilt[0, S - 1, 2].all() and spoilt.sum() == 8
+        torch.testing.assert_close(result[~spoilt], clean[~spoilt], atol=1e-2, rtol=1e-2)
+    assert lse.isnan().sum() == 1 and lse[0, 2, S - 1].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("L", [3, 40])
+def test_an_infinite_logit_is_not_taken_for_a_number(implementation, dtype, L):
+    q, k, v = (
+        torch.ones(1, 2, 1, 4, dtype=dtype),
+        torch.zeros(1, L, 1, 4, dtype=dtype),
+        normal(0, 1, L, 1, 4, dtype=dtype),
+    )
+    k[0, 1] = -math.inf  # weighs nothing, like a masked key
+    torch.testing.assert_close(attention(q, k, v), v[:, torch.arange(L) != 1].mean(1, keepdim=True).expand(1, 2, 1, 4))
+    k[0, 1] = math.inf  # inf - inf
+    o, lse = attention(q, k, v, return_lse=True)
+    assert o.isnan().all() and attention(q, k, v).isnan().all() and lse.isnan().all()
+
+
 def test_lse_is_the_natural_logarithm_of_the_denominator_in_float32(implementation):
     q, k, v = qkv(1, 1, 4, 1, 1, 2, dtype=torch.bfloat16)
-    o, lse = attention(q * 0, k, v, return_lse=True)
+    _, lse = attention(q * 0, k, v, return_lse=True)
     assert lse.dtype is torch.float32 and lse.shape == (1, 1, 1)
     assert lse.item() == pytest.approx(math.log(4), abs=1e-6)
     assert attention(q.double(), k.double(), v.double(), return_lse=True)[1].dtype is torch.float64
@@ -227,13 +266,17 @@ def test_any_strides_give_the_same_numbers_and_leave_inputs_alone(implementation
     torch.testing.assert_close(attention(q, expanded, v), attention(q, expanded.contiguous(), v), atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("options", [
-    {},
-    {"causal": True, "window": (2, None)},
-    {"softcap": 1.0, "scale": 0.7},
-    {"mask": "bool", "causal": True},
-    {"mask": "bias", "sinks": True},
-], ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "window": (2, None)},
+        {"softcap": 1.0, "scale": 0.7},
+        {"mask": "bool", "causal": True},
+        {"mask": "bias", "sinks": True},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
 def test_gradients_are_those_of_the_schoolbook_formula(implementation, options):
     need(implementation, *options)
     q, k, v = (t.requires_grad_() for t in qkv(1, 4, 5, 4, 2, 3))
@@ -283,8 +326,9 @@ def test_a_float32_gradient_reaches_bias_and_sinks_of_a_bfloat16_call():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("S", "L"), [(1, 1), (1, 1100), (70, 70), (33, 600)])
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (20, 0)}, {"mask": True}],
-                         ids=["plain", "causal", "window", "mask"])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (20, 0)}, {"mask": True}], ids=["plain", "causal", "window", "mask"]
+)
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_errors_stay_within_the_derived_bound(implementation, dtype, S, L, options, return_lse):
     q, k, v = qkv(1, S, L, 6, 2, 64, dtype=dtype)
@@ -294,14 +338,69 @@ def test_errors_stay_within_the_derived_bound(implementation, dtype, S, L, optio
     assert budget_used("attention", (q, k, v), options, result, implementation == "aten") <= 4
 
 
-@pytest.mark.parametrize("mistake", [
-    {"scale": 8**-0.5 * (1 + 2**-8)}, {"causal": False}, {"window": (5, None)}, {"softcap": 30.0},
-], ids=["scale", "causal", "window", "softcap"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"scale": 8**-0.5 * (1 + 2**-8)},
+        {"causal": False},
+        {"window": (5, None)},
+        {"softcap": 30.0},
+    ],
+    ids=["scale", "causal", "window", "softcap"],
+)
 def test_the_bound_tells_mistakes_apart(mistake):
     q, k, v = qkv(1, 40, 40, 4, 2, 8, dtype=torch.float32)
     asked = {"causal": True, "window": (4, None)}
     wrong = attention(q, k, v, **(asked | mistake))
     assert budget_used("attention", (q, k, v), asked, wrong, False) > 4
+
+
+def gradient_budget_used(dtype, asked, done, rounding=None, declares_p=False):
+    """The largest share of the derived bound that the gradients of `done` use, when `asked` was wanted."""
+    q, k, v = qkv(1, 48, 64, 4, 2, 32, 16, dtype=dtype)
+    upstream = normal(9, 1, 48, 4, 16, dtype=dtype)
+    wide = [t.double().requires_grad_() for t in (q, k, v)]
+    o = attention(*wide, **asked)
+    expected = torch.autograd.grad(o, wide, upstream.double())
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    result = attention(*leaves, **done) if rounding is None else baseline(rounding, OPS["attention"].reference, *leaves)
+    found = torch.autograd.grad(result, leaves, upstream)
+    left, right = asked.get("window", (None, None))
+    bounds = gradient_bound(
+        *(t.detach() for t in (*wide, o)),
+        upstream.double(),
+        Sight(asked.get("causal", False), left, right),
+        Accumulator(unit_roundoff(torch.float32), unit_roundoff(dtype) if declares_p else 0.0),
+        0.0,
+        softcap=asked.get("softcap"),
+        scale=32**-0.5,
+        sinks_H=None,
+    )
+    used = 0.0
+    for d, D, E in zip(found, expected, bounds, strict=True):
+        rest = (d.double() - D).abs() - unit_roundoff(dtype) * D.abs() - 2.0**-125
+        used = max(used, float(torch.where(rest > 0, rest / E, 0.0).max()))
+    return used
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 2)}, {"softcap": 2.0}], ids=str)
+def test_errors_of_gradients_stay_within_the_derived_bound(dtype, options):
+    assert gradient_budget_used(dtype, options, options) <= 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_rounding_of_p_and_ds_must_be_declared(dtype):
+    assert gradient_budget_used(dtype, {}, {}, rounding=dtype, declares_p=True) <= 4
+    assert gradient_budget_used(dtype, {}, {}, rounding=dtype, declares_p=False) > 4
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"scale": 32**-0.5 * (1 + 2**-8)}, {"causal": False}, {"window": (20, None)}], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bound_of_gradients_tells_mistakes_apart(dtype, mistake):
+    assert gradient_budget_used(dtype, {"causal": True}, {"causal": True} | mistake) > 4
 
 
 def test_long_sequences_in_chunks_give_the_same_numbers(monkeypatch):
@@ -346,54 +445,69 @@ def test_autocast_brings_q_k_and_v_to_its_dtype():
 Q, K, V = (1, 2, 4, 8), (1, 3, 2, 8), (1, 3, 2, 8)
 
 
-@pytest.mark.parametrize(("shapes", "options", "error", "words"), [
-    (((2, 4, 8), K, V), {}, ShapeError, "q has shape"),
-    ((Q, (1, 3, 8), V), {}, ShapeError, "k has shape"),
-    (((2, 2, 4, 8), K, V), {}, ShapeError, "batch"),
-    ((Q, (1, 3, 3, 8), (1, 3, 3, 8)), {}, ShapeError, "multiple"),
-    ((Q, (1, 3, 0, 8), (1, 3, 0, 8)), {}, ShapeError, "multiple"),
-    ((Q, K, (1, 3, 1, 8)), {}, ShapeError, "same number"),
-    ((Q, K, (1, 4, 2, 8)), {}, ShapeError, "values"),
-    ((Q, (1, 3, 2, 9), V), {}, ShapeError, "head dim"),
-    (((1, 2, 4, 577), (1, 3, 2, 577), V), {}, ShapeError, "576"),
-    (((1, 2, 4, 0), (1, 3, 2, 0), V), {}, ShapeError, "576"),
-    ((Q, K, V), {"window": (-1, 0)}, ArgumentError, "window left"),
-    ((Q, K, V), {"window": 4}, ArgumentError, "left, right"),
-    ((Q, K, V), {"window": (1, 2, 3)}, ArgumentError, "left, right"),
-    ((Q, K, V), {"softcap": 0.0}, ArgumentError, "softcap"),
-    ((Q, K, V), {"softcap": -1.0}, ArgumentError, "softcap"),
-    ((Q, K, V), {"softcap": math.nan}, ArgumentError, "softcap"),
-    ((Q, K, V), {"scale": math.nan}, ArgumentError, "scale"),
-    ((Q, K, V), {"scale": math.inf}, ArgumentError, "scale"),
-    ((Q, K, V), {"sinks": torch.zeros(2)}, ShapeError, "sinks"),
-    ((Q, K, V), {"sinks": torch.zeros(4, dtype=torch.int64)}, DtypeError, "sinks"),
-    ((Q, K, V), {"mask": torch.zeros(3, 3, dtype=torch.bool)}, ShapeError, "broadcast"),
-    ((Q, K, V), {"mask": torch.zeros(1, 1, 1, 2, 3, dtype=torch.bool)}, ShapeError, "broadcast"),
-    ((Q, K, V), {"mask": torch.zeros(2, 3, dtype=torch.int64)}, DtypeError, "mask"),
-    ((Q, K, V), {"mask": torch.zeros(2, 3, device="meta")}, DeviceError, "device"),
-])
+@pytest.mark.parametrize(
+    ("shapes", "options", "error", "words"),
+    [
+        (((2, 4, 8), K, V), {}, ShapeError, "q has shape"),
+        ((Q, (1, 3, 8), V), {}, ShapeError, "k has shape"),
+        (((2, 2, 4, 8), K, V), {}, ShapeError, "batch"),
+        ((Q, (1, 3, 3, 8), (1, 3, 3, 8)), {}, ShapeError, "multiple"),
+        ((Q, (1, 3, 0, 8), (1, 3, 0, 8)), {}, ShapeError, "multiple"),
+        ((Q, K, (1, 3, 1, 8)), {}, ShapeError, "same number"),
+        ((Q, K, (1, 4, 2, 8)), {}, ShapeError, "values"),
+        ((Q, (1, 3, 2, 9), V), {}, ShapeError, "head dim"),
+        (((1, 2, 4, 577), (1, 3, 2, 577), V), {}, ShapeError, "576"),
+        (((1, 2, 4, 0), (1, 3, 2, 0), V), {}, ShapeError, "576"),
+        ((Q, K, V), {"window": (-1, 0)}, ArgumentError, "window left"),
+        ((Q, K, V), {"window": 4}, ArgumentError, "left, right"),
+        ((Q, K, V), {"window": (1, 2, 3)}, ArgumentError, "left, right"),
+        ((Q, K, V), {"softcap": 0.0}, ArgumentError, "softcap"),
+        ((Q, K, V), {"softcap": -1.0}, ArgumentError, "softcap"),
+        ((Q, K, V), {"softcap": math.nan}, ArgumentError, "softcap"),
+        ((Q, K, V), {"scale": math.nan}, ArgumentError, "scale"),
+        ((Q, K, V), {"scale": math.inf}, ArgumentError, "scale"),
+        ((Q, K, V), {"sinks": torch.zeros(2)}, ShapeError, "sinks"),
+        ((Q, K, V), {"sinks": torch.zeros(4, dtype=torch.int64)}, DtypeError, "sinks"),
+        ((Q, K, V), {"mask": torch.zeros(3, 3, dtype=torch.bool)}, ShapeError, "broadcast"),
+        ((Q, K, V), {"mask": torch.zeros(1, 1, 1, 2, 3, dtype=torch.bool)}, ShapeError, "broadcast"),
+        ((Q, K, V), {"mask": torch.zeros(2, 3, dtype=torch.int64)}, DtypeError, "mask"),
+        ((Q, K, V), {"mask": torch.zeros(2, 3, device="meta")}, DeviceError, "device"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(shapes, options, error, words):
     tensors = [torch.zeros(shape) for shape in shapes]
     with pytest.raises(error, match=words):
         attention(*tensors, **options)
 
 
-@pytest.mark.parametrize(("dtypes", "words"), [
-    ((torch.float32, torch.bfloat16, torch.bfloat16), "share one dtype"),
-    ((torch.bfloat16, torch.bfloat16, torch.float32), "share one dtype"),
-    ((torch.int32, torch.int32, torch.int32), "q has dtype int32"),
-    ((torch.float8_e4m3fn,) * 3, "q has dtype float8_e4m3fn"),
-])
+@pytest.mark.parametrize(
+    ("dtypes", "words"),
+    [
+        ((torch.float32, torch.bfloat16, torch.bfloat16), "share one dtype"),
+        ((torch.bfloat16, torch.bfloat16, torch.float32), "share one dtype"),
+        ((torch.int32, torch.int32, torch.int32), "q has dtype int32"),
+        ((torch.float8_e4m3fn,) * 3, "q has dtype float8_e4m3fn"),
+    ],
+)
 def test_wrong_dtypes_are_refused(dtypes, words):
     tensors = [torch.zeros(shape).to(dtype) for shape, dtype in zip((Q, K, V), dtypes, strict=True)]
     with pytest.raises(DtypeError, match=words):
         attention(*tensors)
 
 
-@pytest.mark.parametrize(("S", "L", "causal", "window", "pairs"), [
-    (4, 4, False, None, 16), (4, 4, True, None, 10), (2, 5, True, None, 9), (5, 2, True, None, 3),
-    (4, 4, True, (1, 0), 7), (4, 4, False, (1, 1), 10), (3, 3, False, (None, 0), 6), (0, 3, True, None, 0),
-])
+@pytest.mark.parametrize(
+    ("S", "L", "causal", "window", "pairs"),
+    [
+        (4, 4, False, None, 16),
+        (4, 4, True, None, 10),
+        (2, 5, True, None, 9),
+        (5, 2, True, None, 3),
+        (4, 4, True, (1, 0), 7),
+        (4, 4, False, (1, 1), 10),
+        (3, 3, False, (None, 0), 6),
+        (0, 3, True, None, 0),
+    ],
+)
 def test_cost_counts_the_visible_pairs(S, L, causal, window, pairs):
     q, k, v = qkv(2, S, L, 4, 2, 8, 3, dtype=torch.bfloat16)
     cost = OPS["attention"].cost(OPS["attention"].bind((q, k, v), {"causal": causal, "window": window}))

@@ -27,10 +27,17 @@ def make(T=11, U=15, H=4, K=2, D=5, dtype=torch.float64):
     return normal(0, T, H, D, dtype=dtype), normal(1, U, K, D, dtype=dtype), normal(2, U, K, D, dtype=dtype)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"causal": True}, {"window": (2, 1)}, {"causal": True, "window": (1, None), "scale": 0.3},
-    {"causal": True, "softcap": 1.5, "sinks": True},
-], ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": (2, 1)},
+        {"causal": True, "window": (1, None), "scale": 0.3},
+        {"causal": True, "softcap": 1.5, "sinks": True},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
 @pytest.mark.parametrize("bounds", [(5, 7), (100, 1000)])
 def test_every_sequence_is_attended_on_its_own(implementation, options, bounds):
     if implementation == "aten" and "softcap" in options:
@@ -80,9 +87,9 @@ def test_gradients_are_those_of_the_schoolbook_formula(implementation):
     leaves = [t.requires_grad_() for t in make()]
     upstream = normal(5, 11, 4, 5)
     got = torch.autograd.grad(
-        attention_varlen(*leaves, int32(*CU_Q), int32(*CU_K), 5, 7, causal=True, window=(2, None)), leaves, upstream)
-    want = torch.autograd.grad(
-        naive.ragged(*leaves, CU_Q, CU_K, causal=True, window=(2, None))[0], leaves, upstream)
+        attention_varlen(*leaves, int32(*CU_Q), int32(*CU_K), 5, 7, causal=True, window=(2, None)), leaves, upstream
+    )
+    want = torch.autograd.grad(naive.ragged(*leaves, CU_Q, CU_K, causal=True, window=(2, None))[0], leaves, upstream)
     torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-10)
 
 
@@ -91,20 +98,29 @@ def test_gradcheck_with_sinks_and_lse():
     sinks = normal(3, 2).requires_grad_()
 
     def run(q, k, v, sinks):
-        return attention_varlen(q, k, v, int32(0, 1, 4), int32(0, 2, 5), 3, 3, causal=True, sinks=sinks, return_lse=True)
+        return attention_varlen(
+            q, k, v, int32(0, 1, 4), int32(0, 2, 5), 3, 3, causal=True, sinks=sinks, return_lse=True
+        )
 
     assert torch.autograd.gradcheck(run, (q, k, v, sinks))
 
 
-@pytest.mark.parametrize(("T", "U", "cu_q", "cu_k"), [
-    (0, 0, (0,), (0,)), (0, 0, (0, 0), (0, 0)), (3, 0, (0, 3), (0, 0)), (0, 3, (0, 0), (0, 3)), (2, 2, (0,), (0,)),
-])
+@pytest.mark.parametrize(
+    ("T", "U", "cu_q", "cu_k"),
+    [
+        (0, 0, (0,), (0,)),
+        (0, 0, (0, 0), (0, 0)),
+        (3, 0, (0, 3), (0, 0)),
+        (0, 3, (0, 0), (0, 3)),
+        (2, 2, (0,), (0,)),
+    ],
+)
 def test_empty_batches(implementation, T, U, cu_q, cu_k):
     q, k, v = (t.requires_grad_() for t in make(T, U))
     o, lse = attention_varlen(q, k, v, int32(*cu_q), int32(*cu_k), 3, 3, return_lse=True)
     assert o.shape == (T, 4, 5) and lse.shape == (T, 4)
     assert (o == 0).all()
-    assert (lse[: cu_q[-1]] == -math.inf).all() and (lse[cu_q[-1]:] == 0).all()
+    assert (lse[: cu_q[-1]] == -math.inf).all() and (lse[cu_q[-1] :] == 0).all()
     assert all((d == 0).all() for d in torch.autograd.grad(o.sum(), (q, k, v)))
 
 
@@ -126,14 +142,17 @@ def test_errors_stay_within_the_derived_bound(implementation, dtype):
     assert budget_used("attention_varlen", args, options, result, implementation == "aten") <= 4
 
 
-@pytest.mark.parametrize(("cu_q", "cu_k", "bounds", "words"), [
-    ((1, 3, 9), (0, 4, 13), (9, 13), r"cu_seqlens_q\[0\] is 1"),
-    ((0, 5, 3), (0, 4, 13), (9, 13), "decreases from 5 to 3"),
-    ((0, 3, 12), (0, 4, 13), (9, 13), r"cu_seqlens_q\[-1\] is 12"),
-    ((0, 3, 9), (0, 4, 16), (9, 13), r"cu_seqlens_k\[-1\] is 16"),
-    ((0, 3, 9), (0, 4, 13), (5, 13), "more than max_seqlen_q=5"),
-    ((0, 3, 9), (0, 4, 13), (9, 8), "more than max_seqlen_k=8"),
-])
+@pytest.mark.parametrize(
+    ("cu_q", "cu_k", "bounds", "words"),
+    [
+        ((1, 3, 9), (0, 4, 13), (9, 13), r"cu_seqlens_q\[0\] is 1"),
+        ((0, 5, 3), (0, 4, 13), (9, 13), "decreases from 5 to 3"),
+        ((0, 3, 12), (0, 4, 13), (9, 13), r"cu_seqlens_q\[-1\] is 12"),
+        ((0, 3, 9), (0, 4, 16), (9, 13), r"cu_seqlens_k\[-1\] is 16"),
+        ((0, 3, 9), (0, 4, 13), (5, 13), "more than max_seqlen_q=5"),
+        ((0, 3, 9), (0, 4, 13), (9, 8), "more than max_seqlen_k=8"),
+    ],
+)
 def test_sums_that_are_not_prefix_sums_of_lengths_are_refused(cu_q, cu_k, bounds, words):
     for leaf in (False, True):
         q, k, v = (t.requires_grad_(leaf) for t in make())
@@ -141,22 +160,32 @@ def test_sums_that_are_not_prefix_sums_of_lengths_are_refused(cu_q, cu_k, bounds
             attention_varlen(q, k, v, int32(*cu_q), int32(*cu_k), *bounds)
 
 
-@pytest.mark.parametrize(("change", "error", "words"), [
-    ({"q": torch.zeros(1, 11, 4, 5, dtype=torch.float64)}, ShapeError, "q has shape"),
-    ({"k": torch.zeros(14, 2, 5, dtype=torch.float64)}, ShapeError, "as many"),
-    ({"k": torch.zeros(15, 2, 5)}, DtypeError, "share one dtype"),
-    ({"cu_seqlens_q": torch.tensor(CU_Q)}, DtypeError, "must be int32"),
-    ({"cu_seqlens_q": int32()}, ShapeError, "cu_seqlens_q is empty"),
-    ({"cu_seqlens_q": int32(0, 9)}, ShapeError, "1 sequences"),
-    ({"max_seqlen_q": -1}, ArgumentError, "max_seqlen_q is -1"),
-    ({"cu_seqlens_q_cpu": int32(0, 9)}, ShapeError, "cu_seqlens_q_cpu"),
-    ({"cu_seqlens_k_cpu": torch.tensor(CU_K)}, DtypeError, "cu_seqlens_k_cpu"),
-    ({"cu_seqlens_q_cpu": int32(0, 2, 3, 4, 9, 9)}, ArgumentError, "cu_seqlens_q_cpu is"),
-    ({"window": (0, -2)}, ArgumentError, "window right"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"q": torch.zeros(1, 11, 4, 5, dtype=torch.float64)}, ShapeError, "q has shape"),
+        ({"k": torch.zeros(14, 2, 5, dtype=torch.float64)}, ShapeError, "as many"),
+        ({"k": torch.zeros(15, 2, 5)}, DtypeError, "share one dtype"),
+        ({"cu_seqlens_q": torch.tensor(CU_Q)}, DtypeError, "must be int32"),
+        ({"cu_seqlens_q": int32()}, ShapeError, "cu_seqlens_q is empty"),
+        ({"cu_seqlens_q": int32(0, 9)}, ShapeError, "1 sequences"),
+        ({"max_seqlen_q": -1}, ArgumentError, "max_seqlen_q is -1"),
+        ({"cu_seqlens_q_cpu": int32(0, 9)}, ShapeError, "cu_seqlens_q_cpu"),
+        ({"cu_seqlens_k_cpu": torch.tensor(CU_K)}, DtypeError, "cu_seqlens_k_cpu"),
+        ({"cu_seqlens_q_cpu": int32(0, 2, 3, 4, 9, 9)}, ArgumentError, "cu_seqlens_q_cpu is"),
+        ({"window": (0, -2)}, ArgumentError, "window right"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(change, error, words):
     q, k, v = make()
-    arguments = {"q": q, "k": k, "v": v, "cu_seqlens_q": int32(*CU_Q), "cu_seqlens_k": int32(*CU_K),
-                 "max_seqlen_q": 5, "max_seqlen_k": 7}
+    arguments = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": int32(*CU_Q),
+        "cu_seqlens_k": int32(*CU_K),
+        "max_seqlen_q": 5,
+        "max_seqlen_k": 7,
+    }
     with pytest.raises(error, match=words):
         attention_varlen(**(arguments | change))

@@ -74,13 +74,9 @@ def test_narrow_logits_are_computed_in_float32(dtype, options):
     x = logits.double()
     lse = torch.logsumexp(x, -1, keepdim=True)
     p = (x - lse).exp() * (1 + 2 * options.get("z_loss", 0.0) * lse.abs())
-    error = p * (math.sqrt(1000) * eps + 2 * eps * (1 + x.abs() + lse.abs())) + eps * F.one_hot(
-        target % 1000, 1000
-    )
+    error = p * (math.sqrt(1000) * eps + 2 * eps * (1 + x.abs() + lse.abs())) + eps * F.one_hot(target % 1000, 1000)
     smoothed = options.get("label_smoothing", 0.0) / 1000 * 2 * eps
-    allowed = (
-        4 * (error + smoothed) / n + info.eps / 2 * expected_gradient.abs() + info.smallest_normal * info.eps
-    )
+    allowed = 4 * (error + smoothed) / n + info.eps / 2 * expected_gradient.abs() + info.smallest_normal * info.eps
     assert ((gradient.double() - expected_gradient).abs() <= allowed).all()
 
 

@@ -7,8 +7,11 @@ import math
 import pytest
 import torch
 from attention_support import budget_used, forced, int32, normal
+from samples_attention import FP8_SAMPLES
 
+import hal
 from hal.errors import ArgumentError, DtypeError, ShapeError
+from hal.op import OPS
 from hal.ops.kv_cache import copy_kv_blocks, gather_kv_cache, write_kv_cache
 
 
@@ -34,9 +37,20 @@ def slots(*values):
     return torch.tensor(values, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("mapping", [
-    (5, -1, 7, 11, -1, 0), (-1, 3), (3, -1), (-1, -1, -1), (9,), (), (0, 1, 2, 3, 4, 5), (-1, 0), (-1, 11, -1, -1),
-])
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        (5, -1, 7, 11, -1, 0),
+        (-1, 3),
+        (3, -1),
+        (-1, -1, -1),
+        (9,),
+        (),
+        (0, 1, 2, 3, 4, 5),
+        (-1, 0),
+        (-1, 11, -1, -1),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_mapped_tokens_are_written_and_every_other_slot_keeps_its_bits(implementation, mapping, dtype):
     k, v = tokens(dtype=dtype)
@@ -93,10 +107,40 @@ def test_versions_are_bumped(implementation):
     assert k_cache._version > versions[0] and v_cache._version > versions[1]
 
 
-INT8 = {0.5: 0, 1.5: 2, 2.5: 2, -0.5: 0, -1.5: -2, -2.5: -2, 126.5: 126, 130: 127, -200: -128, -128.4: -128, 0.6: 1,
-        99.9: 100, math.inf: 127, -math.inf: -128}
-FP8 = {500: 448, -1e4: -448, 448: 448, 464: 448, 465: 448, 3e38: 448, 1: 1, math.inf: 448, -math.inf: -448,
-       1.0625: 1.0, 1.1875: 1.25, 2.0**-9: 2.0**-9, 2.0**-10: 0.0, 3 * 2.0**-10: 2.0**-8, 17: 16, 19: 20}
+INT8 = {
+    0.5: 0,
+    1.5: 2,
+    2.5: 2,
+    -0.5: 0,
+    -1.5: -2,
+    -2.5: -2,
+    126.5: 126,
+    130: 127,
+    -200: -128,
+    -128.4: -128,
+    0.6: 1,
+    99.9: 100,
+    math.inf: 127,
+    -math.inf: -128,
+}
+FP8 = {
+    500: 448,
+    -1e4: -448,
+    448: 448,
+    464: 448,
+    465: 448,
+    3e38: 448,
+    1: 1,
+    math.inf: 448,
+    -math.inf: -448,
+    1.0625: 1.0,
+    1.1875: 1.25,
+    2.0**-9: 2.0**-9,
+    2.0**-10: 0.0,
+    3 * 2.0**-10: 2.0**-8,
+    17: 16,
+    19: 20,
+}
 
 
 @pytest.mark.parametrize(("table", "kind"), [(INT8, torch.int8), (FP8, torch.float8_e4m3fn)])
@@ -108,7 +152,7 @@ def test_codes_are_rounded_to_nearest_even_and_saturate(implementation, table, k
     one = torch.tensor(1.0)
     write_kv_cache(k, -k, k_cache, v_cache, slots(*range(1, rows + 1)), k_scale=one, v_scale=one)
     expected = torch.tensor(list(table.values()), dtype=torch.float32)
-    assert torch.equal(k_cache[0, 1:rows + 1, 0].float(), expected.expand(rows, n))
+    assert torch.equal(k_cache[0, 1 : rows + 1, 0].float(), expected.expand(rows, n))
     assert (k_cache[0, 0].float() == 0).all()
 
 
@@ -141,25 +185,28 @@ def test_no_blocks_and_only_skipped_tokens(implementation):
     write_kv_cache(*tokens(0), *caches(), slots())
 
 
-@pytest.mark.parametrize(("change", "error", "words"), [
-    ({"k": torch.zeros(6, 16)}, ShapeError, "k has shape"),
-    ({"k": torch.zeros(5, 2, 8)}, ShapeError, "tokens of k"),
-    ({"k": torch.zeros(6, 2, 9)}, ShapeError, "heads of k_cache"),
-    ({"k": torch.zeros(6, 2, 8).bfloat16()}, DtypeError, "share one dtype"),
-    ({"k": torch.zeros(6, 2, 8).bfloat16(), "v": torch.zeros(6, 2, 8).bfloat16()}, DtypeError, "k_cache float32"),
-    ({"k_cache": torch.zeros(12, 2, 8)}, ShapeError, "k_cache has shape"),
-    ({"k_cache": torch.zeros(3, 4, 2, 8).bfloat16()}, DtypeError, "one dtype"),
-    ({"k_cache": torch.zeros(3, 4, 2, 8).to(torch.float8_e5m2)}, DtypeError, "float8_e5m2"),
-    ({"k_cache": torch.zeros(3, 4, 8, 2).transpose(2, 3)}, ArgumentError, "last stride"),
-    ({"k_cache": torch.zeros(1, 4, 2, 8).expand(3, 4, 2, 8)}, ArgumentError, "several places"),
-    ({"k_cache": torch.zeros(200).as_strided((3, 4, 2, 8), (40, 16, 7, 1))}, ArgumentError, "several places"),
-    ({"slot_mapping": slots(1).int()}, DtypeError, "slot_mapping is int32"),
-    ({"slot_mapping": slots(1)[None]}, ShapeError, "slot_mapping"),
-    ({"slot_mapping": slots(*range(7))}, ShapeError, "7 slots for 6 tokens"),
-    ({"slot_mapping": slots(12)}, ArgumentError, "slots 0 … 11"),
-    ({"slot_mapping": slots(-2)}, ArgumentError, "holds -2"),
-    ({"k_scale": torch.tensor(1.0)}, ArgumentError, "only int8 and float8"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"k": torch.zeros(6, 16)}, ShapeError, "k has shape"),
+        ({"k": torch.zeros(5, 2, 8)}, ShapeError, "tokens of k"),
+        ({"k": torch.zeros(6, 2, 9)}, ShapeError, "heads of k_cache"),
+        ({"k": torch.zeros(6, 2, 8).bfloat16()}, DtypeError, "share one dtype"),
+        ({"k": torch.zeros(6, 2, 8).bfloat16(), "v": torch.zeros(6, 2, 8).bfloat16()}, DtypeError, "k_cache float32"),
+        ({"k_cache": torch.zeros(12, 2, 8)}, ShapeError, "k_cache has shape"),
+        ({"k_cache": torch.zeros(3, 4, 2, 8).bfloat16()}, DtypeError, "one dtype"),
+        ({"k_cache": torch.zeros(3, 4, 2, 8).to(torch.float8_e5m2)}, DtypeError, "float8_e5m2"),
+        ({"k_cache": torch.zeros(3, 4, 8, 2).transpose(2, 3)}, ArgumentError, "last stride"),
+        ({"k_cache": torch.zeros(1, 4, 2, 8).expand(3, 4, 2, 8)}, ArgumentError, "several places"),
+        ({"k_cache": torch.zeros(200).as_strided((3, 4, 2, 8), (40, 16, 7, 1))}, ArgumentError, "several places"),
+        ({"slot_mapping": slots(1).int()}, DtypeError, "slot_mapping is int32"),
+        ({"slot_mapping": slots(1)[None]}, ShapeError, "slot_mapping"),
+        ({"slot_mapping": slots(*range(7))}, ShapeError, "7 slots for 6 tokens"),
+        ({"slot_mapping": slots(12)}, ArgumentError, "slots 0 … 11"),
+        ({"slot_mapping": slots(-2)}, ArgumentError, "holds -2"),
+        ({"k_scale": torch.tensor(1.0)}, ArgumentError, "only int8 and float8"),
+    ],
+)
 def test_bad_arguments_of_a_write_leave_the_cache_alone(change, error, words):
     k, v = tokens()
     k_cache, v_cache = caches()
@@ -238,32 +285,46 @@ def test_gathering_into_another_dtype_rounds_once():
     result = gather_kv_cache(*args, **options)
     assert torch.equal(result[0][0], (k_cache[4, 0].float() * scale).bfloat16())
     assert budget_used("gather_kv_cache", args, options, result, False) <= 4
-    wide, _ = gather_kv_cache(k_cache.bfloat16(), v_cache.bfloat16(), TABLE, int32(0, 5, 5, 14), 14, out_dtype=torch.float32)
+    wide, _ = gather_kv_cache(
+        k_cache.bfloat16(), v_cache.bfloat16(), TABLE, int32(0, 5, 5, 14), 14, out_dtype=torch.float32
+    )
     assert torch.equal(wide[0], k_cache[4, 0].float())
 
 
-@pytest.mark.parametrize(("B", "M", "N", "total"), [(0, 0, 3, 0), (0, 2, 3, 5), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
+@pytest.mark.parametrize(
+    ("B", "M", "N", "total"), [(0, 0, 3, 0), (0, 2, 3, 5), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)]
+)
 def test_gathering_nothing_gives_zeros(B, M, N, total):
-    k, v = gather_kv_cache(*caches(N=N), torch.zeros(B, M, dtype=torch.int32), torch.zeros(B + 1, dtype=torch.int32), total)
+    k, v = gather_kv_cache(
+        *caches(N=N), torch.zeros(B, M, dtype=torch.int32), torch.zeros(B + 1, dtype=torch.int32), total
+    )
     assert k.shape == v.shape == (total, 2, 8) and (k == 0).all() and (v == 0).all()
 
 
-@pytest.mark.parametrize(("change", "error", "words"), [
-    ({"total_k": 13}, ArgumentError, "total_k is only 13"),
-    ({"total_k": -1}, ArgumentError, "total_k is -1"),
-    ({"cu_seqlens_k": int32(0, 5, 5, 18)}, ArgumentError, "hold 12"),
-    ({"cu_seqlens_k": int32(0, 5, 5)}, ShapeError, "block_table"),
-    ({"cu_seqlens_k": int32(0, 5, 4, 14)}, ArgumentError, "decreases"),
-    ({"block_table": TABLE.clone().fill_(6)}, ArgumentError, "blocks 0 … 5"),
-    ({"block_table": TABLE.long()}, DtypeError, "block_table"),
-    ({"out_dtype": torch.int8}, DtypeError, "out_dtype"),
-    ({"cu_seqlens_k_cpu": int32(0, 5, 5, 13)}, ArgumentError, "cu_seqlens_k_cpu"),
-    ({"k_cache": torch.zeros(6, 4, 2, 8).bfloat16()}, DtypeError, "one dtype"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"total_k": 13}, ArgumentError, "total_k is only 13"),
+        ({"total_k": -1}, ArgumentError, "total_k is -1"),
+        ({"cu_seqlens_k": int32(0, 5, 5, 18)}, ArgumentError, "hold 12"),
+        ({"cu_seqlens_k": int32(0, 5, 5)}, ShapeError, "block_table"),
+        ({"cu_seqlens_k": int32(0, 5, 4, 14)}, ArgumentError, "decreases"),
+        ({"block_table": TABLE.clone().fill_(6)}, ArgumentError, "blocks 0 … 5"),
+        ({"block_table": TABLE.long()}, DtypeError, "block_table"),
+        ({"out_dtype": torch.int8}, DtypeError, "out_dtype"),
+        ({"cu_seqlens_k_cpu": int32(0, 5, 5, 13)}, ArgumentError, "cu_seqlens_k_cpu"),
+        ({"k_cache": torch.zeros(6, 4, 2, 8).bfloat16()}, DtypeError, "one dtype"),
+    ],
+)
 def test_bad_arguments_of_a_gather_say_what_is_wrong(change, error, words):
     k_cache, v_cache = caches(N=6)
-    arguments = {"k_cache": k_cache, "v_cache": v_cache, "block_table": TABLE, "cu_seqlens_k": int32(0, 5, 5, 14),
-                 "total_k": 20} | change
+    arguments = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "block_table": TABLE,
+        "cu_seqlens_k": int32(0, 5, 5, 14),
+        "total_k": 20,
+    } | change
     with pytest.raises(error, match=words):
         gather_kv_cache(**arguments)
 
@@ -275,8 +336,10 @@ def test_a_quantised_cache_needs_an_out_dtype():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize(("src", "dst"), [((0, 1, 2), (1, 2, 3)), ((0, 3), (3, 0)), ((2, 2), (0, 1)), ((1,), (1,)), ((), ()),
-                                          ((4, 4), (5, 5))])
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [((0, 1, 2), (1, 2, 3)), ((0, 3), (3, 0)), ((2, 2), (0, 1)), ((1,), (1,)), ((), ()), ((4, 4), (5, 5))],
+)
 def test_block_copies_behave_as_if_all_were_read_first(dtype, src, dst):
     layers = [caches(N=6) for _ in range(2)]
     k_caches, v_caches = ([t.to(dtype) for t in ts] for ts in zip(*layers, strict=True))
@@ -290,14 +353,17 @@ def test_block_copies_behave_as_if_all_were_read_first(dtype, src, dst):
         assert torch.equal(bits(now), bits(expected))
 
 
-@pytest.mark.parametrize(("src", "dst", "error", "words"), [
-    (slots(0), slots(6), ArgumentError, "dst holds 6"),
-    (slots(-1), slots(0), ArgumentError, "src holds -1"),
-    (slots(0, 1), slots(3, 3), ArgumentError, "block 3 for several sources"),
-    (slots(0, 1), slots(3), ShapeError, "2 sources and 1 destinations"),
-    (slots(0).int(), slots(1), DtypeError, "src is int32"),
-    (slots(0)[None], slots(1)[None], ShapeError, "src has shape"),
-])
+@pytest.mark.parametrize(
+    ("src", "dst", "error", "words"),
+    [
+        (slots(0), slots(6), ArgumentError, "dst holds 6"),
+        (slots(-1), slots(0), ArgumentError, "src holds -1"),
+        (slots(0, 1), slots(3, 3), ArgumentError, "block 3 for several sources"),
+        (slots(0, 1), slots(3), ShapeError, "2 sources and 1 destinations"),
+        (slots(0).int(), slots(1), DtypeError, "src is int32"),
+        (slots(0)[None], slots(1)[None], ShapeError, "src has shape"),
+    ],
+)
 def test_bad_pairs_are_refused(src, dst, error, words):
     k_cache, v_cache = caches(N=6)
     with pytest.raises(error, match=words):
@@ -315,3 +381,19 @@ def test_lists_that_do_not_fit_are_refused():
     with pytest.raises(ArgumentError, match="overlap in memory"):
         copy_kv_blocks([k_cache, k_cache], [v_cache, v_cache.clone()], slots(0), slots(1))
     copy_kv_blocks([], [], slots(), slots())
+
+
+@pytest.mark.parametrize("name", list(FP8_SAMPLES))
+def test_fp8_caches_trace_and_compile(name):
+    (make,) = FP8_SAMPLES[name]
+    args, kwargs = make()
+    torch_op = getattr(torch.ops.hal, OPS[name].torch_name).default
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch_op, OPS[name].pack(*args, **kwargs), test_utils=checks)
+    public = getattr(hal.ops, name)
+    (eager_args, _), (compiled_args, _) = make(), make()
+    eager, compiled = public(*eager_args, **kwargs), torch.compile(public, fullgraph=True)(*compiled_args, **kwargs)
+    if eager is None:
+        eager, compiled = eager_args[2:4], compiled_args[2:4]
+    for one, other in zip(eager, compiled, strict=True):
+        assert torch.equal(bits(one), bits(other))

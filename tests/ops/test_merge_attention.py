@@ -53,13 +53,22 @@ def test_weights_are_those_of_the_denominators():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("apart", [0.0, 5.0, 40.0])
 def test_errors_stay_within_the_derived_bound(dtype, apart):
-    args = (normal(0, 50, 4, 16, dtype=dtype), normal(1, 50, 4).float() + apart,
-            normal(2, 50, 4, 16, dtype=dtype), normal(3, 50, 4).float())
+    args = (
+        normal(0, 50, 4, 16, dtype=dtype),
+        normal(1, 50, 4).float() + apart,
+        normal(2, 50, 4, 16, dtype=dtype),
+        normal(3, 50, 4).float(),
+    )
     assert budget_used("merge_attention", args, {}, merge_attention(*args), False) <= 4
 
 
 def test_base_two_logarithms_do_not_pass_the_bound():
-    args = (normal(0, 50, 4, 16).float(), normal(1, 50, 4).float(), normal(2, 50, 4, 16).float(), normal(3, 50, 4).float())
+    args = (
+        normal(0, 50, 4, 16).float(),
+        normal(1, 50, 4).float(),
+        normal(2, 50, 4, 16).float(),
+        normal(3, 50, 4).float(),
+    )
     wrong, lse = merge_attention(args[0], args[1] * math.log(2), args[2], args[3] * math.log(2))
     assert budget_used("merge_attention", args, {}, (wrong, lse / math.log(2)), False) > 4
 
@@ -68,21 +77,29 @@ def test_strided_and_empty_inputs():
     a, b = normal(0, 8, 3, 4).transpose(0, 1), normal(1, 3, 8, 8)[..., ::2]
     lse_a, lse_b = normal(2, 8, 3).T, normal(3, 3, 8)
     torch.testing.assert_close(
-        merge_attention(a, lse_a, b, lse_b), merge_attention(a.contiguous(), lse_a.contiguous(), b.contiguous(), lse_b))
+        merge_attention(a, lse_a, b, lse_b), merge_attention(a.contiguous(), lse_a.contiguous(), b.contiguous(), lse_b)
+    )
     out, lse = merge_attention(a[:0], lse_a[:0], b[:0], lse_b[:0])
     assert out.shape == (0, 8, 4) and lse.shape == (0, 8)
 
 
-@pytest.mark.parametrize(("change", "error", "words"), [
-    ({"out_b": torch.zeros(3, 2, 5)}, ShapeError, "out_b"),
-    ({"lse_a": torch.zeros(2, 3)}, ShapeError, "lse_a"),
-    ({"out_a": torch.zeros(2, 4), "out_b": torch.zeros(2, 4)}, ShapeError, "out_a has shape"),
-    ({"out_b": torch.zeros(3, 2, 4).bfloat16()}, DtypeError, "share one dtype"),
-    ({"lse_b": torch.zeros(3, 2).double()}, DtypeError, "lse_b"),
-    ({"lse_b": torch.zeros(3, 2).bfloat16()}, DtypeError, "lse_b"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"out_b": torch.zeros(3, 2, 5)}, ShapeError, "out_b"),
+        ({"lse_a": torch.zeros(2, 3)}, ShapeError, "lse_a"),
+        ({"out_a": torch.zeros(2, 4), "out_b": torch.zeros(2, 4)}, ShapeError, "out_a has shape"),
+        ({"out_b": torch.zeros(3, 2, 4).bfloat16()}, DtypeError, "share one dtype"),
+        ({"lse_b": torch.zeros(3, 2).double()}, DtypeError, "lse_b"),
+        ({"lse_b": torch.zeros(3, 2).bfloat16()}, DtypeError, "lse_b"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(change, error, words):
-    arguments = {"out_a": torch.zeros(3, 2, 4), "lse_a": torch.zeros(3, 2),
-                 "out_b": torch.zeros(3, 2, 4), "lse_b": torch.zeros(3, 2)}
+    arguments = {
+        "out_a": torch.zeros(3, 2, 4),
+        "lse_a": torch.zeros(3, 2),
+        "out_b": torch.zeros(3, 2, 4),
+        "lse_b": torch.zeros(3, 2),
+    }
     with pytest.raises(error, match=words):
         merge_attention(**(arguments | change))

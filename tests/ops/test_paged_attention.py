@@ -26,8 +26,15 @@ TABLE = torch.tensor([[3, 6, 999], [0, 5, 2], [-7, 999, 999], [4, -1, 999]], dty
 
 
 def make(dtype=torch.float64, H=4, K=2, D=5, P=4):
-    return (normal(0, 7, H, D, dtype=dtype), normal(1, 7, P, K, D, dtype=dtype), normal(2, 7, P, K, D, dtype=dtype),
-            TABLE, int32(*LENS), int32(*CU_Q), 3)
+    return (
+        normal(0, 7, H, D, dtype=dtype),
+        normal(1, 7, P, K, D, dtype=dtype),
+        normal(2, 7, P, K, D, dtype=dtype),
+        TABLE,
+        int32(*LENS),
+        int32(*CU_Q),
+        3,
+    )
 
 
 def schoolbook(q, k_cache, v_cache, table, lens, cu, _, k_scale=1.0, v_scale=1.0, **options):
@@ -42,9 +49,17 @@ def schoolbook(q, k_cache, v_cache, table, lens, cu, _, k_scale=1.0, v_scale=1.0
     return o, lse
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"causal": False}, {"window": (2, 0)}, {"window": (3, None), "scale": 0.3}, {"softcap": 1.5, "sinks": True},
-], ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": False},
+        {"window": (2, 0)},
+        {"window": (3, None), "scale": 0.3},
+        {"softcap": 1.5, "sinks": True},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
 def test_each_sequence_attends_to_the_rows_its_table_names(implementation, options):
     if implementation == "aten" and "softcap" in options:
         pytest.skip("aten leaves softcap and sinks to the reference")
@@ -129,16 +144,30 @@ def test_empty_batches_tables_and_caches(implementation, B, T, M, N):
     cache = normal(1, N, 4, 2, 5)
     cu = int32(*([0] + [T] * B if B else [0]))
     o, lse = paged_attention(
-        normal(0, T, 4, 5), cache, cache.clone(), torch.zeros(B, M, dtype=torch.int32), torch.zeros(B, dtype=torch.int32),
-        cu, T, return_lse=True)
+        normal(0, T, 4, 5),
+        cache,
+        cache.clone(),
+        torch.zeros(B, M, dtype=torch.int32),
+        torch.zeros(B, dtype=torch.int32),
+        cu,
+        T,
+        return_lse=True,
+    )
     assert o.shape == (T, 4, 5) and (o == 0).all() and (lse == -math.inf).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_errors_stay_within_the_derived_bound(implementation, dtype):
     q, k_cache, v_cache = (normal(i, n, h, 64, dtype=dtype) for i, (n, h) in enumerate(((40, 6), (320, 2), (320, 2))))
-    args = (q, k_cache.view(20, 16, 2, 64), v_cache.view(20, 16, 2, 64), torch.arange(20).view(2, 10).flip(0).int(),
-            int32(150, 77), int32(0, 1, 40), 39)
+    args = (
+        q,
+        k_cache.view(20, 16, 2, 64),
+        v_cache.view(20, 16, 2, 64),
+        torch.arange(20).view(2, 10).flip(0).int(),
+        int32(150, 77),
+        int32(0, 1, 40),
+        39,
+    )
     result = paged_attention(*args, return_lse=True)
     assert budget_used("paged_attention", args, {"return_lse": True}, result, implementation == "aten") <= 4
 
@@ -150,45 +179,51 @@ def test_a_gradient_is_refused_by_name():
         paged_attention(*args).sum().backward()
 
 
-@pytest.mark.parametrize(("change", "error", "words"), [
-    ({"q": torch.zeros(1, 7, 4, 5)}, ShapeError, "q has shape"),
-    ({"q": torch.zeros(7, 4, 5).bfloat16()}, DtypeError, "share one dtype"),
-    ({"q": torch.zeros(7, 3, 5)}, ShapeError, "multiple"),
-    ({"q": torch.zeros(7, 4, 6)}, ShapeError, "head dim"),
-    ({"k_cache": torch.zeros(6, 4, 2, 5)}, ShapeError, "must be equal"),
-    ({"k_cache": torch.zeros(7, 4, 2, 5).bfloat16()}, DtypeError, "one dtype"),
-    ({"k_cache": torch.zeros(7, 4, 5, 2).transpose(2, 3)}, ArgumentError, "last stride"),
-    ({"block_table": TABLE.long()}, DtypeError, "block_table is int64"),
-    ({"block_table": TABLE[:3]}, ShapeError, "block_table"),
-    ({"block_table": TABLE[:, :2]}, ArgumentError, "hold 8"),
-    ({"block_table": torch.full_like(TABLE, 7)}, ArgumentError, r"block_table\[0, 0\] is 7"),
-    ({"block_table": torch.full_like(TABLE, -1)}, ArgumentError, r"block_table\[0, 0\] is -1"),
-    ({"seq_lens": int32(5, 9, -1, 1)}, ArgumentError, "-1 keys"),
-    ({"seq_lens": torch.tensor(LENS)}, DtypeError, "seq_lens"),
-    ({"seq_lens": int32(5, 9, 0)}, ShapeError, "block_table"),
-    ({"cu_seqlens_q": int32(0, 1, 4, 5)}, ShapeError, "must hold 5"),
-    ({"cu_seqlens_q": int32(0, 1, 4, 3, 5)}, ArgumentError, "decreases"),
-    ({"max_seqlen_q": 2}, ArgumentError, "max_seqlen_q=2"),
-    ({"seq_lens_cpu": int32(5, 9, 0, 2)}, ArgumentError, "seq_lens_cpu"),
-    ({"seq_lens_cpu": int32(5, 9, 0)}, ShapeError, "seq_lens_cpu"),
-    ({"k_scale": torch.tensor(1.0)}, ArgumentError, "only int8 and float8"),
-    ({"softcap": -1.0}, ArgumentError, "softcap"),
-    ({"q": torch.zeros(7, 4, 5, device="meta")}, DeviceError, "device"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"q": torch.zeros(1, 7, 4, 5)}, ShapeError, "q has shape"),
+        ({"q": torch.zeros(7, 4, 5).bfloat16()}, DtypeError, "share one dtype"),
+        ({"q": torch.zeros(7, 3, 5)}, ShapeError, "multiple"),
+        ({"q": torch.zeros(7, 4, 6)}, ShapeError, "head dim"),
+        ({"k_cache": torch.zeros(6, 4, 2, 5)}, ShapeError, "must be equal"),
+        ({"k_cache": torch.zeros(7, 4, 2, 5).bfloat16()}, DtypeError, "one dtype"),
+        ({"k_cache": torch.zeros(7, 4, 5, 2).transpose(2, 3)}, ArgumentError, "last stride"),
+        ({"block_table": TABLE.long()}, DtypeError, "block_table is int64"),
+        ({"block_table": TABLE[:3]}, ShapeError, "block_table"),
+        ({"block_table": TABLE[:, :2]}, ArgumentError, "hold 8"),
+        ({"block_table": torch.full_like(TABLE, 7)}, ArgumentError, r"block_table\[0, 0\] is 7"),
+        ({"block_table": torch.full_like(TABLE, -1)}, ArgumentError, r"block_table\[0, 0\] is -1"),
+        ({"seq_lens": int32(5, 9, -1, 1)}, ArgumentError, "-1 keys"),
+        ({"seq_lens": torch.tensor(LENS)}, DtypeError, "seq_lens"),
+        ({"seq_lens": int32(5, 9, 0)}, ShapeError, "block_table"),
+        ({"cu_seqlens_q": int32(0, 1, 4, 5)}, ShapeError, "must hold 5"),
+        ({"cu_seqlens_q": int32(0, 1, 4, 3, 5)}, ArgumentError, "decreases"),
+        ({"max_seqlen_q": 2}, ArgumentError, "max_seqlen_q=2"),
+        ({"seq_lens_cpu": int32(5, 9, 0, 2)}, ArgumentError, "seq_lens_cpu"),
+        ({"seq_lens_cpu": int32(5, 9, 0)}, ShapeError, "seq_lens_cpu"),
+        ({"k_scale": torch.tensor(1.0)}, ArgumentError, "only int8 and float8"),
+        ({"softcap": -1.0}, ArgumentError, "softcap"),
+        ({"q": torch.zeros(7, 4, 5, device="meta")}, DeviceError, "device"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(change, error, words):
     names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "max_seqlen_q")
     with pytest.raises(error, match=words):
         paged_attention(**(dict(zip(names, make(torch.float32), strict=True)) | change))
 
 
-@pytest.mark.parametrize(("scales", "error", "words"), [
-    ({}, ArgumentError, "int8 cache needs it"),
-    ({"k_scale": torch.tensor(1.0)}, ArgumentError, "v_scale is None"),
-    ({"k_scale": torch.tensor(1.0), "v_scale": torch.ones(3)}, ShapeError, "one per kv head"),
-    ({"k_scale": torch.tensor(1.0).double(), "v_scale": torch.tensor(1.0)}, DtypeError, "k_scale"),
-    ({"k_scale": torch.tensor(math.nan), "v_scale": torch.tensor(1.0)}, ArgumentError, "k_scale holds nan"),
-    ({"k_scale": torch.tensor(1.0), "v_scale": torch.tensor([1.0, 0.0])}, ArgumentError, "v_scale holds 0"),
-])
+@pytest.mark.parametrize(
+    ("scales", "error", "words"),
+    [
+        ({}, ArgumentError, "int8 cache needs it"),
+        ({"k_scale": torch.tensor(1.0)}, ArgumentError, "v_scale is None"),
+        ({"k_scale": torch.tensor(1.0), "v_scale": torch.ones(3)}, ShapeError, "one per kv head"),
+        ({"k_scale": torch.tensor(1.0).double(), "v_scale": torch.tensor(1.0)}, DtypeError, "k_scale"),
+        ({"k_scale": torch.tensor(math.nan), "v_scale": torch.tensor(1.0)}, ArgumentError, "k_scale holds nan"),
+        ({"k_scale": torch.tensor(1.0), "v_scale": torch.tensor([1.0, 0.0])}, ArgumentError, "v_scale holds 0"),
+    ],
+)
 def test_scales_that_do_not_fit_an_int8_cache_are_refused(scales, error, words):
     args = list(make(torch.float32))
     args[1:3] = (t.to(torch.int8) for t in args[1:3])

@@ -56,10 +56,7 @@ def model_row(logits, temperature=None, top_k=None, top_p=None, min_p=None):
 def model(logits, **options):
     rows = []
     for b, row in enumerate(logits.double().tolist()):
-        at = {
-            k: (v[b] if v.ndim else v).item() if isinstance(v, torch.Tensor) else v
-            for k, v in options.items()
-        }
+        at = {k: (v[b] if v.ndim else v).item() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
         rows.append(model_row(row, **at))
     return torch.tensor(rows, dtype=torch.float64).reshape(logits.shape)
 
@@ -151,9 +148,7 @@ def test_nan_and_minus_infinity_sort_last_and_have_no_probability(odd):
         assert sample(logits, 3, **options).item() in (1, 3)
 
 
-@pytest.mark.parametrize(
-    "row", [[-INF] * 4, [math.nan] * 4, [-INF, math.nan, -INF, -INF], [-INF, INF, INF, 0 * INF]]
-)
+@pytest.mark.parametrize("row", [[-INF] * 4, [math.nan] * 4, [-INF, math.nan, -INF, -INF], [-INF, INF, INF, 0 * INF]])
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 2, "top_p": 0.5, "temperature": 0.3, "min_p": 0.1}, {"temperature": 0}]
 )

@@ -18,36 +18,40 @@ _silu = torch._C._nn.silu  # what F.silu calls
 _halves = torch.split_with_sizes  # the cheapest of ATen's ways of splitting
 
 
+def _gate_up(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The halves of x in float32 (float64 for float64), of one contiguous tensor."""
+    if x.dtype not in _WIDE:
+        x = x.float()
+    if not x.is_contiguous():
+        x = x.contiguous()
+    half = x.shape[-1] // 2
+    gate, up = _halves(x, (half, half), -1)
+    return gate, up
+
+
 def silu_and_mul(
     x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0
 ) -> Tensor:
-    half = x.shape[-1] // 2
-    if not x.is_contiguous():
-        x = x.contiguous()
-    gate, up = _halves(x, (half, half), -1)
-    wide = x.dtype in _WIDE
-    if not wide:
-        gate = gate.float()
-    if limit is not None or up_offset:
-        # Numbers meet tensors in float32: a 16-bit tensor would round limit and offset to its own dtype.
-        up = up if wide else up.float()
+    gate, up = _gate_up(x)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if up_offset:
         up = up + up_offset
     y = _silu(gate) if alpha == 1.0 else torch.mul(gate, alpha).sigmoid_().mul_(gate)
     y.mul_(up)
-    return y if wide else y.to(x.dtype)
+    return y if y.dtype is x.dtype else y.to(x.dtype)
 
 
 def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
-    half = x.shape[-1] // 2
-    if not x.is_contiguous():
-        x = x.contiguous()
-    gate, up = _halves(x, (half, half), -1)
-    if x.dtype in _WIDE:
-        return F.gelu(gate, approximate=approximate).mul_(up)
-    return F.gelu(gate.float(), approximate=approximate).mul_(up).to(x.dtype)
+    gate, up = _gate_up(x)
+    y = F.gelu(gate, approximate=approximate)
+    if approximate == "none":
+        # ATen's vectorised erf form is NaN at +inf; the sum tells whether to look.
+        total = y.sum().item()
+        if total != total:
+            y = torch.where(gate == float("inf"), gate, y)
+    y.mul_(up)
+    return y if y.dtype is x.dtype else y.to(x.dtype)
 
 
 _DECLARES = Declares(stride_invariant=True, copies=frozenset({"x"}))

@@ -1,10 +1,10 @@
 """Attention by ATen's CPU flash kernel, brought to the contract's conventions.
 
-The kernel aligns `is_causal` top-left, lets NaN of masked keys through, and returns 0 for the log-sum-exp of a row
-that sees nothing. Here causal and window become a slice of the keys, the kernel's own flag where both alignments
-agree, or a mask; keys that a mask hides at either end are not read at all; and where a mask remains, a result that is
-not finite is computed again by the reference, which keeps hidden keys out. Soft cap, sinks and a differing head dim of
-v are left to the reference.
+The kernel aligns `is_causal` top-left, lets NaN of masked keys through, gives an infinite logit a finite result on
+16-bit inputs, and returns 0 for the log-sum-exp of a row that sees nothing. Here causal and window become a slice of
+the keys, the kernel's own flag where both alignments agree, or a mask; keys that a mask hides at either end are not
+read at all; and a result that is not finite where keys are hidden, or that hides an infinite logit, is computed again
+by the reference. Soft cap, sinks and a differing head dim of v are left to the reference.
 
 B batch, S queries, L keys, H query heads, K kv heads, D head dim.
 """
@@ -29,8 +29,12 @@ __all__ = ["DECLARES", "FLOAT_NAMES", "IMPLEMENTATIONS", "dense"]
 Window = tuple[int | None, int | None]
 
 FLOAT_NAMES = frozenset({"float64", "float32", "bfloat16", "float16"})
+# Without a mask, the kernel's scalar loop over fewer keys than a vector holds loses the NaN of a query.
+VECTOR = 16
 # P is rounded to the input's dtype before it meets v.
-DECLARES = Declares(u_p={"bfloat16": 2.0**-8, "float16": 2.0**-11}, lse_grad=True, capturable=True, copies=frozenset("qkv"))
+DECLARES = Declares(
+    u_p={"bfloat16": 2.0**-8, "float16": 2.0**-11}, lse_grad=True, capturable=True, copies=frozenset("qkv")
+)
 
 
 def dense(
@@ -43,48 +47,55 @@ def dense(
     scale: float | None,
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """(o, lse or None) of (B, S, H, D) on (B, L, K, D): all of the contract but softcap, sinks and another width of v."""
-    B, S, H, D = q.shape
+    """(o, lse or None) of (B, S, H, D) on (B, L, K, D): the contract without softcap, sinks, another width of v."""
+    B, S = q.shape[:2]
     L = k.shape[1]
     if B == 0 or S == 0 or L == 0:
         return _nothing(q, with_lse)
     given = q, k, v, mask
-    left, right = split_window(window)
-    if left is not None and L - S - left > 0:
-        first = L - S - left
-        k, v = k[:, first:], v[:, first:]
-        mask = mask[..., first:] if mask is not None and mask.ndim and mask.shape[-1] > 1 else mask
-        L -= first
     top_left = False
-    if S > 1 and (causal or left is not None or right is not None):
-        # The kernel scales after it has put -inf above the diagonal.
-        top_left = causal and left is None and S == L and mask is None and (scale is None or scale > 0)
-        if not top_left:
-            visible = Sight(causal, left, right).visible(0, S, S, L, q.device)
-            mask = visible if mask is None else mask & visible if mask.dtype is torch.bool else mask.masked_fill(
-                ~visible, -math.inf)
-    # Causal and window alone hide no key from all queries (the slice is done); they leave rows without keys if S > L.
-    hides = given[3] is not None or S > L
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)]
-        if mask.dtype is torch.bool and given[3] is not None and mask.shape[3] == L:
-            trimmed = _trim(mask, k, v)
-            if trimmed is None:
-                return _nothing(q, with_lse)
-            mask, k, v = trimmed
-            hides = mask is not None
+    if S > 1 or window is not None or mask is not None:
+        left, right = split_window(window)
+        if left is not None and L - S - left > 0:
+            first = L - S - left
+            k, v = k[:, first:], v[:, first:]
+            mask = mask[..., first:] if mask is not None and mask.ndim and mask.shape[-1] > 1 else mask
+            L -= first
+        if S > 1 and (causal or left is not None or right is not None):
+            # The kernel scales after it has put -inf above the diagonal.
+            top_left = causal and left is None and S == L >= VECTOR and mask is None and (scale is None or scale > 0)
+            if not top_left:
+                mask = _both(Sight(causal, left, right).visible(0, S, S, L, q.device), mask)
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.ndim)]
+            # Causal and window hide no key from all queries, once the slice is done: only a given mask can be trimmed.
+            if given[3] is not None and mask.dtype is torch.bool and mask.shape[3] == L:
+                trimmed = _trim(mask, k, v)
+                if trimmed is None:
+                    return _nothing(q, with_lse)
+                mask, k, v = trimmed
+    if mask is None and k.shape[1] < VECTOR:
+        mask = torch.ones(1, 1, 1, k.shape[1], dtype=torch.bool)
     o, lse = _kernel(q, k, v, mask, top_left, scale, with_lse)
-    if not hides:
-        return o, lse
-    if not math.isfinite(o.sum(dtype=lse_dtype(o.dtype)).item()):
+    sound = lse is None or math.isfinite(lse.sum().item())
+    if sound and mask is not None:
+        sound = math.isfinite(o.sum(dtype=lse_dtype(o.dtype)).item())
+    if sound and with_lse and lse is not None:
+        if mask is not None:
+            sees = mask if mask.dtype is torch.bool else mask != -math.inf
+            lse.masked_fill_(~sees.any(-1), -math.inf)
+        # A row whose logits are all -inf comes out of the kernel with 0, which is also what an honest row may have.
+        sound = not bool((lse == 0).any())
+    if not sound:
         q, k, v, mask = given
-        options = {"causal": causal, "window": window, "mask": mask, "scale": scale}
-        o, lse = contract.op.reference(q, k, v, **options, return_lse=True)
-        return o, lse if with_lse else None
-    if lse is not None and mask is not None:
-        sees = mask if mask.dtype is torch.bool else mask != -math.inf
-        lse.masked_fill_(~sees.any(-1), -math.inf)
-    return o, lse
+        o, lse = contract.op.reference(q, k, v, causal=causal, window=window, mask=mask, scale=scale, return_lse=True)
+    return o, lse if with_lse else None
+
+
+def _both(visible: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return visible
+    return mask & visible if mask.dtype is torch.bool else mask.masked_fill(~visible, -math.inf)
 
 
 def _nothing(q: Tensor, with_lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -112,19 +123,18 @@ def _trim(mask: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor, Te
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, top_left: bool, scale: float | None, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    if mask is not None and mask.dtype is not torch.bool and (mask.dtype is not q.dtype or with_lse):
-        mask = _bias(mask, q.dtype)
+    """(o, lse or None). For 16-bit inputs there is always an lse, good to 1e-4 only unless `with_lse`."""
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     dtype = q.dtype
-    if with_lse and q.element_size() == 2:
-        # On 16-bit inputs the kernel's exponential is good to 1e-4 only: enough for o, not for a float32 lse.
+    if with_lse and dtype.itemsize == 2:
         q, k, v = q.float(), k.float(), v.float()
+    if mask is not None:
+        mask = _bias(mask, q.dtype)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if not with_lse:
+    if not with_lse and dtype.itemsize > 2:
         o = F.scaled_dot_product_attention(q, k, v, mask, 0.0, top_left, scale=scale, enable_gqa=True)
         return o.transpose(1, 2).contiguous(), None
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -math.inf)
     o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, k, v, 0.0, top_left, attn_mask=mask, scale=scale
     )
@@ -132,11 +142,13 @@ def _kernel(
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """An additive mask in a dtype that the kernel takes beside q, none of its ordinary numbers turned into -inf."""
+    """A mask as the kernel adds it beside inputs of `dtype`, none of its ordinary numbers turned into -inf."""
+    if mask.dtype is torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
     wanted = lse_dtype(dtype)
     if mask.dtype is torch.float64 and wanted is not torch.float64:
         mask = mask.clamp(min=torch.finfo(wanted).min).masked_fill(mask == -math.inf, -math.inf)
-    return mask.to(wanted)
+    return mask if mask.dtype is dtype else mask.to(wanted)
 
 
 def attention(

@@ -207,7 +207,7 @@ IMPLEMENTATIONS = (
         "aten",
         layer_norm,
         _SUPPORTS,
-        _DECLARES,
+        Declares(stride_invariant=True, batch_invariant=True, copies=frozenset({"x"})),
         priority=10,
         train=_layer_train,
         backward=_layer_backward,

@@ -25,13 +25,7 @@ def rotary_embedding(
     rotary_dim: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     half = cos.shape[1]
-    if (
-        k is not None
-        and not interleaved
-        and q.dtype is torch.float32
-        and positions.numel() == 1
-        and 2 * half == q.shape[-1]
-    ):
+    if k is not None and not interleaved and positions.numel() == 1 and 2 * half == q.shape[-1]:
         return _one_token(q, k, int(positions.item()), cos, sin, half)
     cos_R, sin_R = cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2)
     if q.dtype is torch.float64:
@@ -45,13 +39,22 @@ def rotary_embedding(
 def _one_token(
     q: Tensor, k: Tensor, position: int, cos: Tensor, sin: Tensor, half: int
 ) -> tuple[Tensor, Tensor]:
-    """q and k as one tensor of heads: x·(c, c) + swapped(x)·(−s, s). The results share one buffer."""
+    """q and k as one tensor of heads: x·(c, c) + swapped(x)·(−s, s)."""
+    dtype = q.dtype
     cos_R, sin_R = cos[position], sin[position]
     heads = torch.cat((q, k), -2)
+    if dtype.itemsize == 2:
+        heads = heads.float()
+    elif dtype is torch.float64:
+        cos_R, sin_R = cos_R.double(), sin_R.double()
+    cos_D = torch.cat((cos_R, cos_R))
     swapped = heads.roll(half, -1).mul_(torch.cat((sin_R.neg(), sin_R)))
-    swapped.addcmul_(heads, torch.cat((cos_R, cos_R)))
-    q_out, k_out = torch.split_with_sizes(swapped, (q.shape[-2], k.shape[-2]), -2)
-    return q_out, k_out
+    counts = (q.shape[-2], k.shape[-2])
+    if dtype.itemsize == 2:
+        q_out, k_out = torch.split_with_sizes(swapped.addcmul_(heads, cos_D), counts, -2)
+        return q_out.to(dtype), k_out.to(dtype)
+    q_swapped, k_swapped = torch.split_with_sizes(swapped, counts, -2)
+    return torch.addcmul(q_swapped, q, cos_D), torch.addcmul(k_swapped, k, cos_D)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

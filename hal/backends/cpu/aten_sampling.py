@@ -69,9 +69,7 @@ def _may_be_greedy(temperature: float | Tensor | None) -> bool:
     return temperature == 0
 
 
-def _unranked(
-    x_BV: Tensor, logits: Tensor, temperature: float | Tensor | None, min_p: float | Tensor | None
-) -> _Kept:
+def _unranked(x_BV: Tensor, logits: Tensor, temperature: float | Tensor | None, min_p: float | Tensor | None) -> _Kept:
     # Rank 0 in front, to which the filters compare; it is dropped again.
     led_BV = torch.cat((x_BV.amax(-1, keepdim=True), x_BV), dim=-1)
     kept = filter_ranked(led_BV, led_BV, temperature, None, None, min_p)

@@ -48,6 +48,7 @@ class SimulatedDevices(types.ModuleType):
     """The module that torch knows as `torch.simdev`; it holds all state there is."""
 
     simulated = True
+    vendor = "hal"
 
     def __init__(self, name: str, count: int) -> None:
         super().__init__(f"torch.{name}", __doc__)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param, Suite, make
-from hal.conformance.inputs import LAYOUTS, Draft, Draw, Inputs, Results, Variant, place
+from hal.conformance.inputs import LAYOUTS, Draft, Draw, Inputs, Results, Variant, differs, place
 from hal.contract import OPS
 from hal.errors import ArgumentError
 
@@ -76,8 +76,12 @@ class Family:
 
     def drafted(self, case: Case) -> Draft:
         """The draft of a case, with its layout and, for a bad-input case, the damage done."""
-        p = self.params(case)
-        draft = self.draft(p, Draw(case.seed), getattr(torch, case.dtype))
+        p, dtype = self.params(case), getattr(torch, case.dtype)
+        if p.captured is not None:
+            from hal.conformance.cases import captured
+
+            return captured.draft(p.captured, dtype)
+        draft = self.draft(p, Draw(case.seed), dtype)
         if p.layout != "contiguous":
             draft.layouts |= {name: self._legal(name, p.layout) for name in self._tensors(draft)}
         if p.bad is not None:
@@ -100,9 +104,13 @@ class Family:
 
     def other_layouts(self, case: Case, draft: Draft) -> dict[str, str]:
         """A layout per tensor for the strided variant of a contiguous case."""
-        choice = [LAYOUTS[1 + (case.seed + i) % (len(LAYOUTS) - 1)] for i in range(len(self.arranged))]
-        return {name: self._legal(name, kind) for name, kind in zip(self.arranged, choice, strict=True)
-                if name in self._tensors(draft)}
+        return {name: self._other(case.seed + i, name, draft.args[name]) for i, name in enumerate(self._tensors(draft))}
+
+    def _other(self, at: int, name: str, value: Tensor | list[Tensor]) -> str:
+        """A legal layout that differs from the dense one on a tensor of this shape, if there is one."""
+        t = value if isinstance(value, Tensor) else value[0]
+        legal = [kind for kind in LAYOUTS[2:] if self._legal(name, kind) == kind and differs(t.shape, kind)]
+        return legal[at % len(legal)] if legal else "offset"
 
     def bad_cases(self, **params: Any) -> Iterator[Case]:
         """One case per kind of bad input."""
@@ -117,7 +125,7 @@ class Family:
         return layout if name not in self.dense_last or layout in DENSE_LAST else "swapped"
 
     def _defaults(self) -> dict[str, Any]:
-        return {**self.defaults, "layout": "contiguous", "poison": "auto", "bad": None}
+        return {**self.defaults, "layout": "contiguous", "poison": "auto", "captured": None, "bad": None}
 
 
 def rows(

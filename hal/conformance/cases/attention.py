@@ -70,7 +70,7 @@ class Attention(Family):
         draft = Draft(args)
         unseen_BL = ~seen_BHSL.any(2).any(1)
         if unseen_BL.any() and not p.expand_kv:
-            draft.unused |= {name: unseen_BL[:, :, None, None] for name in ("k", "v")}
+            draft.unused |= dict.fromkeys(("k", "v"), unseen_BL[:, :, None, None])
             if not p.special:
                 for name in ("k", "v"):
                     args[name] = args[name].masked_fill(unseen_BL[:, :, None, None], 0.0)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hal.conformance.case import Case, Param
 from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
-
 from hal.conformance.cases.attention import optional
 from hal.conformance.cases.ragged import prefix_sums
 from hal.conformance.inputs import Draft, Draw, Variant
@@ -108,7 +107,7 @@ class WriteKvCache(Family):
 
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
         E = p.D if p.E is None else p.E
-        n = p.T if p.n is None else p.n
+        n = min(p.T if p.n is None else p.n, p.N * p.P)
         to = dtype if p.cache == "same" else getattr(torch, p.cache)
         slots = draw.permutation("slots", p.N * p.P)[:n]
         if p.skip == "some":
@@ -128,7 +127,7 @@ class WriteKvCache(Family):
         skipped_T = torch.ones(p.T, dtype=torch.bool)
         skipped_T[:n] = slots < 0
         if skipped_T.any():
-            draft.unused |= {name: skipped_T[:, None, None] for name in ("k", "v")}
+            draft.unused |= dict.fromkeys(("k", "v"), skipped_T[:, None, None])
         if to.itemsize == 1:
             for name in ("k", "v"):
                 draft.quotients[f"{name}_cache"] = _quotients(args, name, slots)
@@ -380,4 +379,4 @@ class CopyKvBlocks(Family):
 
 
 FAMILIES = (WriteKvCache(), GatherKvCache(), CopyKvBlocks())
-__all__ = ["FAMILIES", "CODES", "cache", "paged_variants", "pages", "read_slots", "scale", "spare_entries"]
+__all__ = ["CODES", "FAMILIES", "cache", "paged_variants", "pages", "read_slots", "scale", "spare_entries"]

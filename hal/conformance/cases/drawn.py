@@ -51,7 +51,8 @@ def draw(op: str, count: int = FULL, seed: int = 0) -> list[str]:
     """`count` different recipes `dtype/recipe`, the same for one op, count, seed and version of hypothesis."""
     import random
 
-    from hypothesis import HealthCheck, Phase, Verbosity, given, seed as seeded, settings
+    from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+    from hypothesis import seed as seeded
     from hypothesis import strategies as st
 
     from hal.conformance.cases import family

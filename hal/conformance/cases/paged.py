@@ -92,7 +92,7 @@ class PagedAttention(Family):
             unread[table[b, j // p.P].long(), j % p.P] = False
         spare_T = torch.arange(T) >= sum(q_lens)
         draft.unused |= {"block_table": spare_entries(k_lens, p.P, table), "q": spare_T[:, None, None]}
-        draft.unused |= {name: unread[:, :, None, None] for name in ("k_cache", "v_cache")}
+        draft.unused |= dict.fromkeys(("k_cache", "v_cache"), unread[:, :, None, None])
         for name in ("k_cache", "v_cache", "q"):
             if held.itemsize > 1 or name == "q":
                 args[name] = args[name].masked_fill(draft.unused[name], 0.0)
