@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -24,15 +25,20 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """What an implementation computes with: `eps` is u of its accumulator, `u_p` of its declared P and dS."""
+    """What an implementation computes with.
+
+    eps: u of its accumulator. u_p: u of the dtype it rounds P and dS to. dtype: in which results are stored, which
+    the bounds of inner storage roundings need (the tensors that they see are float64).
+    """
 
     eps: float
     u_p: float = 0.0
+    dtype: torch.dtype | None = None
 
 
 def growth(n: int, acc: Accumulator) -> float:
     """g(n) = sqrt(n)·eps, the expected growth of the rounding error of a sum of n terms."""
-    return float(max(n, 1)) ** 0.5 * acc.eps
+    return math.sqrt(max(n, 1)) * acc.eps
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,16 @@ __all__ = ["baseline", "compute_dtype", "lossy", "oracle", "result", "stored", "
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Stored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, dtype: torch.dtype) -> Tensor:
+        return t.to(dtype).to(t.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,14 @@ def widen(t: Tensor) -> Tensor:
 
 
 def stored(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """`t` rounded to `dtype`, still in its own dtype: a storage rounding that is part of the operator's meaning."""
-    return t.to(dtype).to(t.dtype)
+    """`t` rounded to `dtype`, still in its own dtype: a storage rounding that is part of the operator's meaning.
+
+    Its derivative is the identity: gradients pass unrounded.
+    """
+    if dtype is t.dtype:
+        return t
+    rounded: Tensor = _Stored.apply(t, dtype) if t.requires_grad else t.to(dtype).to(t.dtype)
+    return rounded
 
 
 def result(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.accuracy import Accuracy
+from hal.errors import HalError
 
 if TYPE_CHECKING:
     from hal.capability import Implementation
@@ -213,6 +214,8 @@ OPS: dict[str, Op] = {}
 
 def _op_by_name(name: str, module: str) -> Op:
     importlib.import_module(module)  # an unpickling process may not have declared the operator yet
+    if name not in OPS:
+        raise HalError(f"no operator is named {name!r}; this hal has {', '.join(sorted(OPS))}")
     return OPS[name]
 
 

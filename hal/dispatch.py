@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +18,7 @@ from torch.nn import Parameter
 from hal import settings
 from hal.contract import Args, BoundPlan, Dispatcher, Op
 from hal.errors import HalError, TransformError
+from hal.locks import LOCK
 from hal.recording import recorder
 
 __all__ = ["clear", "device_of", "install", "plan_by_id", "plan_packed", "public_function"]
@@ -41,7 +41,6 @@ _MAX_PLANS = 8192
 
 _loader: Callable[[], Dispatcher] | None = None
 _dispatcher: Dispatcher | None = None
-_lock = threading.RLock()
 _caches: list[dict[Any, BoundPlan]] = []
 
 
@@ -63,7 +62,7 @@ def dispatcher() -> Dispatcher:
 
 def clear() -> None:
     """Forget all bound plans: after a plug-in was registered, and in a forked child."""
-    with _lock:
+    with LOCK:
         for cache in _caches:
             cache.clear()
 
@@ -97,9 +96,9 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
         for value in values:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                if value.requires_grad:  # type: ignore[attr-defined]
+                if value.requires_grad:
                     recorded = True
-                parts += (value.dtype, value.shape, value.stride(), value.device)  # type: ignore[attr-defined]
+                parts += (value.dtype, value.shape, value.stride(), value.device)
             elif isinstance(value, Tensor):
                 return long_way(op, args, kwargs)
             else:  # the type too: True and 1 are equal, but not equally legal

@@ -5,17 +5,15 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import os
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hal import host, settings
 from hal.contract import Tally
-from hal.errors import FileError, HalError
+from hal.errors import HalError
+from hal.files import write_whole
 
-__all__ = ["report", "reset", "tally", "write_atomically"]
+__all__ = ["report", "reset", "tally"]
 
 logger = logging.getLogger("hal")
 
@@ -41,33 +39,11 @@ def reset() -> None:
     host.synchronisations.clear()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises FileError if that cannot be done."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise FileError(f"{str(path)!r} cannot be written ({error}); choose a path in a writable folder") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _at_exit() -> None:
     try:
         path = settings.current().report
         if path is not None:
-            write_atomically(path, json.dumps(report(), indent=2) + "\n")
+            write_whole(path, json.dumps(report(), indent=2) + "\n")
     except HalError as error:
         logger.warning("the dispatch report was not written: %s", error)
 

@@ -42,7 +42,7 @@ class Backend:
 
 
 @hookspec
-def hal_backend() -> Backend | None:  # type: ignore[empty-body]
+def hal_backend() -> Backend | None:
     """The backend that this plug-in brings, or None if it extends another."""
 
 

@@ -6,8 +6,6 @@ import difflib
 import importlib.metadata
 import inspect
 import logging
-import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from hal.capability import Implementation
 from hal.contract import OPS
 from hal.errors import ConfigError, PluginError
 from hal.hookspec import Backend
+from hal.locks import LOCK
 
 if TYPE_CHECKING:
     from hal.descriptor import DeviceDescriptor
@@ -58,23 +57,14 @@ class _State:
     entries: dict[str, importlib.metadata.EntryPoint] = field(default_factory=dict)
     backends: dict[str, Backend] = field(default_factory=dict)
     implementations: dict[str, dict[str, list[Implementation]]] = field(default_factory=dict)
-    owners: dict[str, set[str]] = field(default_factory=dict)
+    added: dict[str, list[Implementation]] = field(default_factory=dict)
     failures: dict[str, PluginFailure] = field(default_factory=dict)
     devices: dict[str, tuple[DeviceDescriptor, ...]] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
 
 
-_lock = threading.RLock()
 _state: _State | None = None
 _on_change: list[Callable[[], None]] = []
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def on_change(callback: Callable[[], None]) -> None:
@@ -84,7 +74,7 @@ def on_change(callback: Callable[[], None]) -> None:
 
 def backend_names() -> list[str]:
     """Names of the backends that are installed, from entry-point names alone; nothing is imported."""
-    with _lock:
+    with LOCK:
         state = _get()
         return sorted({name.partition(".")[0] for name in state.entries} | set(state.backends))
 
@@ -94,7 +84,7 @@ def backend(name: str) -> Backend:
 
     Raises ConfigError if no plug-in has this name, PluginError if the one that has it failed.
     """
-    with _lock:
+    with LOCK:
         state = _get()
         _load(state, name)
         found = state.backends.get(name)
@@ -116,14 +106,14 @@ def backend(name: str) -> Backend:
 
 def implementations(name: str, op: str) -> list[Implementation]:
     """What backend `name` and its extensions register for an operator, preferred ones first."""
-    with _lock:
+    with LOCK:
         backend(name)
         return _get().implementations.get(name, {}).get(op, [])
 
 
 def devices(name: str) -> tuple[DeviceDescriptor, ...]:
     """Descriptors of the devices present for backend `name` (or `portable:<device type>`)."""
-    with _lock:
+    with LOCK:
         state = _get()
         if name not in state.devices:
             backend(name.partition(":")[0])
@@ -134,13 +124,13 @@ def devices(name: str) -> tuple[DeviceDescriptor, ...]:
 
 def cases(op: str) -> list[Any]:
     """Conformance cases that loaded plug-ins add for an operator."""
-    with _lock:
+    with LOCK:
         return [case for _, given in _call_each(_get(), "hal_cases", op=op) for case in given or ()]
 
 
 def load_all() -> list[Backend]:
     """Every backend that loads; those that do not are in `failures()`."""
-    with _lock:
+    with LOCK:
         state = _get()
         for name in backend_names():
             _load(state, name)
@@ -149,7 +139,7 @@ def load_all() -> list[Backend]:
 
 def failures() -> list[PluginFailure]:
     """Plug-ins that failed so far, whether at import or at validation."""
-    with _lock:
+    with LOCK:
         return [f for _, f in sorted(_get().failures.items())]
 
 
@@ -158,7 +148,7 @@ def register(plugin: Any, name: str) -> None:
 
     Raises PluginError if it is not valid.
     """
-    with _lock:
+    with LOCK:
         state = _get()
         owner = name.partition(".")[0]
         if owner != name:
@@ -169,7 +159,7 @@ def register(plugin: Any, name: str) -> None:
 
 def unregister(name: str) -> None:
     """Take a plug-in away again."""
-    with _lock:
+    with LOCK:
         _remove(_get(), name)
     _changed()
 
@@ -251,6 +241,7 @@ def _add(state: _State, name: str, plugin: Any) -> None:
         raise
     if owner == name:
         state.backends[name] = brought
+    state.added[name] = added
     table: dict[str, list[Implementation]] = {}
     for implementation in existing:
         table.setdefault(implementation.op, []).append(implementation)
@@ -265,7 +256,7 @@ def _remove(state: _State, name: str) -> None:
     if not state.manager.has_plugin(name):
         return
     owner = name.partition(".")[0]
-    gone = {id(i) for i in _call_one(state, name, "hal_implementations", backend=owner) or ()}
+    gone = {id(i) for i in state.added.pop(name, ())}
     state.manager.unregister(name=name)
     if owner == name:
         state.backends.pop(name, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hal import dispatch, dispatch_report, host, recording, registry, settings
 from hal.capability import Accepted, Answer, Implementation, Rejected
 from hal.contract import OPS, Args, BoundPlan, Dispatcher, Op, Tally
 from hal.errors import ConfigError, DeviceError, TransformError, UnsupportedError
+from hal.locks import LOCK
 from hal.settings_model import Settings
 
 __all__ = ["Candidate", "Explanation", "Plan", "auto_backend", "dispatcher", "explain"]
@@ -148,7 +148,7 @@ class _Selection:
     """The dispatcher that `hal` installs."""
 
     def plan(self, op: Op, a: Args) -> BoundPlan:
-        with _lock:
+        with LOCK:
             explanation = explain(op, a)
             if explanation.chosen is None:
                 raise _unsupported(explanation)
@@ -162,7 +162,6 @@ class _Selection:
 
 _ids = itertools.count(1)
 _plans: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
-_lock = threading.RLock()
 _selection: Dispatcher = _Selection()
 
 registry.on_change(dispatch.clear)

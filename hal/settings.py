@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hal.errors import ConfigError
+from hal.locks import LOCK
 
 if TYPE_CHECKING:
     from hal.settings_model import Settings
@@ -29,7 +29,6 @@ NAMES = ("backend", "impl", "fallback", "check", "sync", "invariant", "report", 
 PREFIX = "HAL_"
 
 _overrides: ContextVar[tuple[tuple[str, Any], ...]] = ContextVar("hal_overrides", default=())
-_lock = threading.RLock()
 _typed: dict[Any, Settings] = {}
 _warned: set[str] = set()
 
@@ -38,7 +37,7 @@ _warned: set[str] = set()
 # more than the rest of a call's dispatch.
 _environ: Any = vars(os.environ)["_data"]
 _raw_get = _environ.get
-_raw_names = tuple(os.environ.encodekey(PREFIX + name.upper()) for name in NAMES)  # type: ignore[attr-defined]
+_raw_names = tuple(os.environ.encodekey(PREFIX + name.upper()) for name in NAMES)
 
 
 def policy_key() -> tuple[Any, ...]:
@@ -60,7 +59,7 @@ def current() -> Settings:
     key = policy_key()
     settings = _typed.get(key)
     if settings is None:
-        with _lock:
+        with LOCK:
             from hal.settings_model import load
 
             warn_unknown()

@@ -27,8 +27,8 @@ import hal
 from hal import dispatch, settings
 from hal.bench.timing import take_turns
 from hal.conformance.environment import environment
-from hal.conformance.files import check_writable, write_whole
 from hal.contract import Args, Op, dtype_name
+from hal.files import check_writable, write_whole
 from hal.memory import empty
 
 __all__ = ["Item", "Subject", "measure", "subjects"]

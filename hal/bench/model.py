@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal import dispatch_report
+from hal import dispatch_report, files
 from hal.errors import FileError, HalError
 from hal.port import loading
 from hal.port.shares import Watch
@@ -218,9 +218,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     try:
+        if args.json is not None:
+            files.check_writable(args.json)
         found = compare(args.model or model_path(), getattr(torch, args.dtype), args.tokens, args.rounds)
         if args.json is not None:
-            dispatch_report.write_atomically(args.json, json.dumps(asdict(found), indent=2) + "\n")
+            files.write_whole(args.json, json.dumps(asdict(found), indent=2) + "\n")
     except HalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2

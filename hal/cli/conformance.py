@@ -81,8 +81,8 @@ def run(
     - `hal conformance run --op rms_norm --op softmax --impl aten`
     - `hal conformance run --case 'ID' --backend cpu --impl aten`
     """
-    from hal import settings
-    from hal.conformance import files, junit, runner
+    from hal import files, settings
+    from hal.conformance import junit, runner
     from hal.conformance.site import Site
 
     for path in (json_path, junit_path):

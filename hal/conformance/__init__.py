@@ -1,0 +1,1 @@
+"""The conformance suite: cases, the rules they are judged by, the runner, reports and a pytest plug-in."""

@@ -71,9 +71,7 @@ class Target:
     backend: str | None = None
 
     @classmethod
-    def of(
-        cls, op: Op, implementation: Implementation | Callable[..., Any], backend: str | None = None
-    ) -> Target:
+    def of(cls, op: Op, implementation: Implementation | Callable[..., Any], backend: str | None = None) -> Target:
         """The candidate for an implementation; a registered one is called through the public op."""
         if not isinstance(implementation, Implementation):
             return cls(op, getattr(implementation, "__name__", "callable"), Declares(), implementation)

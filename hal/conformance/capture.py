@@ -76,7 +76,9 @@ def write(recorder: Recorder, folder: Path, source: str) -> int:
     calls: list[dict[str, Any]] = []
     numbers: Counter[str] = Counter()
     for call in recorder.calls.values():
-        arguments = CUTS.get(call.op, lambda a: a)(dict(call.arguments))
+        arguments = dict(call.arguments)
+        if call.op in CUTS:
+            arguments = CUTS[call.op](arguments)
         name = f"{call.op}-{numbers[call.op]}"
         numbers[call.op] += 1
         described: Arguments = {}
@@ -140,6 +142,8 @@ def _cut_logits(a: Arguments) -> Arguments:
 
 
 CUTS: dict[str, Callable[[Arguments], Arguments]] = {
-    "linear": _cut_linear, "cross_entropy": _cut_logits, "top_k_top_p_probs": _cut_logits,
+    "linear": _cut_linear,
+    "cross_entropy": _cut_logits,
+    "top_k_top_p_probs": _cut_logits,
     "top_k_top_p_sample": _cut_logits,
 }

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 Suite = Literal["quick", "full"]
 Scalar = str | int | float | bool | None
 Param = Scalar | list[Scalar]
-TAGS = frozenset(
-    {"grid", "edge", "drawn", "captured", "special", "poison", "strided", "empty", "bad-input", "plugin"}
-)
+TAGS = frozenset({"grid", "edge", "drawn", "captured", "special", "poison", "strided", "empty", "bad-input", "plugin"})
 _WORDS: dict[str, Scalar] = {"none": None, "yes": True, "no": False}
 
 
@@ -53,9 +51,7 @@ class Case:
         return "bad-input" in self.tags
 
 
-def make(
-    op: str, dtype: str, params: Mapping[str, Param], tags: Iterable[str], suite: Suite = "quick"
-) -> Case:
+def make(op: str, dtype: str, params: Mapping[str, Param], tags: Iterable[str], suite: Suite = "quick") -> Case:
     """The case of a recipe; `params` holds what differs from the family's defaults."""
     body = f"{op}/{dtype}/{encode(params)}"
     digest = hashlib.blake2b(body.encode(), digest_size=8).hexdigest()

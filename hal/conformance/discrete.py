@@ -80,8 +80,11 @@ def _kept(score: Score, subject: Subject, want: Expected, y_BV: Tensor) -> None:
     if wrong.any():
         row, token = (int(i) for i in wrong.nonzero()[0])
         told = "is dropped, but should be kept" if keep_BV[row, token] else "is kept, but should be dropped"
-        score.find("R4", f"probs[{row},{token}] = {float(y_BV[row, token]):.6g}: token {token} {told} "
-                   f"({int(wrong.sum())} tokens)", "probs")
+        score.find(
+            "R4",
+            f"probs[{row},{token}] = {float(y_BV[row, token]):.6g}: token {token} {told} ({int(wrong.sum())} tokens)",
+            "probs",
+        )
         return
     # A token in doubt may be kept or not; the others renormalise by what this result chose.
     chosen_BV = torch.where(open_BV, got_BV, keep_BV)
@@ -124,5 +127,9 @@ def _drawn(score: Score, subject: Subject, want: Expected, id_B: Tensor) -> None
     wrong = share_B > 1
     if wrong.any():
         row = int(share_B.argmax())
-        score.find("R1", f"ids[{row}] = {int(id_B[row])}, but should be {int(best_B[row])}: its score is lower by "
-                   f"{float(gap_B[row]):.4g}, more than {float(allowed_B[row]):.3g} ({int(wrong.sum())} rows)", "ids")
+        score.find(
+            "R1",
+            f"ids[{row}] = {int(id_B[row])}, but should be {int(best_B[row])}: its score is lower by "
+            f"{float(gap_B[row]):.4g}, more than {float(allowed_B[row]):.3g} ({int(wrong.sum())} rows)",
+            "ids",
+        )

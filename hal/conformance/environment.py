@@ -11,6 +11,7 @@ import torch
 
 import hal
 from hal.conformance.report import Environment
+from hal.numerics import numerics
 
 
 def environment(settings: dict[str, str], plugin_failures: tuple[str, ...] = ()) -> Environment:
@@ -27,22 +28,6 @@ def environment(settings: dict[str, str], plugin_failures: tuple[str, ...] = ())
         settings=settings,
         plugin_failures=plugin_failures,
     )
-
-
-def numerics() -> dict[str, str]:
-    """The switches of torch that change results, by name."""
-    values: dict[str, object] = {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "flush_denormal": float(torch.tensor(2.0**-149) * torch.ones(())) == 0.0,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": torch.backends.mkldnn.is_available(),
-        "threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda or "none",
-        "hip": torch.version.hip or "none",
-    }
-    return {name: str(value) for name, value in values.items()}
 
 
 def _git() -> tuple[str | None, bool | None]:

@@ -71,7 +71,6 @@ class Variant:
     combine: Callable[[list[Results]], Results] = lambda parts: parts[0]
     declared: str | None = None
     extra: Callable[[list[Results]], tuple[Tensor | float, ...]] | None = None
-    layouts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -91,7 +90,6 @@ class Draft:
     variants: list[Variant] = field(default_factory=list)
     raises: str | None = None
     mentions: tuple[str, ...] = ()
-    checks_values: bool = False
     quotients: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -161,7 +159,9 @@ def place(
     for name, value in draft.args.items():
         where = torch.device("cpu") if name in host else torch.device(device)
         unused = draft.unused.get(name) if poison else None
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.device.type == "meta":
+            args[name] = value  # on another device on purpose: bad input
+        elif isinstance(value, Tensor):
             held = guard(name, poisoned(value, unused, poison or "nan"), kinds.get(name, "contiguous"), where)
             guarded.append(held)
             args[name] = held.view

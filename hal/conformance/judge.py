@@ -86,6 +86,12 @@ class _Trial:
         if isinstance(answer, Rejected):
             self._rejected(inputs, answer)
             return
+        if self.target.declares.saturates and self.subject.special:
+            self.status, self.reasons = (
+                "unsupported",
+                ("the device saturates Inf and NaN, as the implementation declares",),
+            )
+            return
         outcome = self.call(inputs)
         if outcome.results is None:
             return
@@ -112,8 +118,11 @@ class _Trial:
         outcome = self.target.run(inputs.args, byte, **self.settings)
         if outcome.error is not None:
             name = type(outcome.error).__name__
-            told = "accepts the request but refuses the call" if isinstance(
-                outcome.error, errors.UnsupportedError) else "accepts the request but fails"
+            told = (
+                "accepts the request but refuses the call"
+                if isinstance(outcome.error, errors.UnsupportedError)
+                else "accepts the request but fails"
+            )
             self.score.find("R8", f"{self.target.name} {told}{what}: {name}: {_line(outcome.error)}")
         self.score.rules.add("R5")
         for text in (*inputs.damage(self.subject.op.mutates), *outcome.damage):
@@ -220,8 +229,15 @@ class _Trial:
             if not rules.same_form(self.score, want, second):
                 continue
             if declared or want.E is None:
-                rules.bitwise(self.score, "R5", want.name, second, first, f"{what} ({name} is declared)"
-                              if declared else what, want.judged)
+                rules.bitwise(
+                    self.score,
+                    "R5",
+                    want.name,
+                    second,
+                    first,
+                    f"{what} ({name} is declared)" if declared else what,
+                    want.judged,
+                )
             else:
                 rules.special_values(self.score, want, second, "R5", f" {what}")
                 rules.element_bound(self.score, want, second, self.target.declares, "R5", what=f" {what}")
@@ -229,7 +245,8 @@ class _Trial:
     def _variant(self, variant: Variant, y: Results, expected: tuple[Expected, ...]) -> None:
         parts: list[Results] = []
         for arguments in variant.calls:
-            part = Draft(dict(arguments), layouts=dict(variant.layouts))
+            # Laid out as the main call: a declared property is about what the variant changes, not about strides.
+            part = Draft(dict(arguments), layouts=self.draft.layouts)
             outcome = self.call(self.place(None, part), 0xFF, f" in the variant {variant.name!r}")
             if outcome.results is None:
                 return
@@ -240,11 +257,22 @@ class _Trial:
         main, wants, where = variant.expects(y), _restrict(expected, variant), f" in the variant {variant.name!r}"
         for want, first, second, more in zip(wants, main, got, extra, strict=True):
             if tuple(second.shape) != tuple(want.Y.shape):
-                self.score.find("R5", f"{want.name} has shape {tuple(second.shape)} in the variant {variant.name!r}, "
-                                f"but should have {tuple(want.Y.shape)}", want.name)
+                self.score.find(
+                    "R5",
+                    f"{want.name} has shape {tuple(second.shape)} in the variant {variant.name!r}, "
+                    f"but should have {tuple(want.Y.shape)}",
+                    want.name,
+                )
             elif declared:
-                rules.bitwise(self.score, "R5", want.name, second, first,
-                              f"{where[1:]} ({variant.declared} is declared)", want.judged)
+                rules.bitwise(
+                    self.score,
+                    "R5",
+                    want.name,
+                    second,
+                    first,
+                    f"{where[1:]} ({variant.declared} is declared)",
+                    want.judged,
+                )
             elif want.E is None:
                 rules.bitwise(self.score, "R5", want.name, second, first, where[1:], want.judged)
             else:
@@ -266,14 +294,17 @@ class _Trial:
             return
         self.status = "failed"
         got = "it ran" if outcome.error is None else f"it raised {type(outcome.error).__name__}: {_line(outcome.error)}"
-        self.score.find("R8", f"{self.target.name} rejects the request ({'; '.join(answer.reasons)}) and should raise "
-                        f"UnsupportedError, but {got}")
+        self.score.find(
+            "R8",
+            f"{self.target.name} rejects the request ({'; '.join(answer.reasons)}) and should raise "
+            f"UnsupportedError, but {got}",
+        )
 
     def _bad_input(self) -> None:
         """A call that the contract forbids must raise its typed error, before anything is computed."""
         self.score.rules.add("R8")
         if not self.target.registered:
-            self.status, self.reasons = "skipped", ("bad input is refused by the dispatcher, which this call passes by",)
+            self.status, self.reasons = "skipped", ("the dispatcher refuses bad input; this call passes it by",)
             return
         inputs = self.place(None)
         outcome = self.target.run(inputs.args, **self.settings)
@@ -281,8 +312,11 @@ class _Trial:
         if outcome.error is None:
             self.score.find("R8", f"bad input was accepted, but should raise {wanted.__name__}")
         elif not isinstance(outcome.error, wanted):
-            self.score.find("R8", f"bad input raised {type(outcome.error).__name__}: {_line(outcome.error)}, but should "
-                            f"raise {wanted.__name__}")
+            self.score.find(
+                "R8",
+                f"bad input raised {type(outcome.error).__name__}: {_line(outcome.error)}, but should "
+                f"raise {wanted.__name__}",
+            )
         elif missing := [word for word in self.draft.mentions if word not in str(outcome.error)]:
             self.score.find("R8", f"the error does not mention {', '.join(missing)}: {_line(outcome.error)}")
         if outcome.allocations:
@@ -293,16 +327,25 @@ class _Trial:
 
 def _restrict(expected: tuple[Expected, ...], variant: Variant) -> tuple[Expected, ...]:
     """The part of what is expected that a variant's results must equal."""
+
     def cut(values: list[Tensor | None]) -> Results:
         return variant.expects(tuple(torch.zeros(()) if v is None else v for v in values))
 
     full = [want.Y for want in expected]
     Y = variant.expects(tuple(full))
     E = cut([torch.zeros_like(f) if w.E is None else w.E for f, w in zip(full, expected, strict=True)])
-    open_ = cut([torch.zeros_like(f, dtype=torch.bool) if w.open is None else w.open
-                 for f, w in zip(full, expected, strict=True)])
-    exact = cut([torch.zeros_like(f, dtype=torch.bool) if w.exact is None else w.exact
-                 for f, w in zip(full, expected, strict=True)])
+    open_ = cut(
+        [
+            torch.zeros_like(f, dtype=torch.bool) if w.open is None else w.open
+            for f, w in zip(full, expected, strict=True)
+        ]
+    )
+    exact = cut(
+        [
+            torch.zeros_like(f, dtype=torch.bool) if w.exact is None else w.exact
+            for f, w in zip(full, expected, strict=True)
+        ]
+    )
     kept = expected[: len(Y)]
     return tuple(
         Expected(w.name, w.dtype, y, None if w.E is None else e, x, o, w.accumulator)
@@ -317,5 +360,3 @@ def _region(t: Tensor) -> tuple[int, int]:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
-
-

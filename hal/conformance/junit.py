@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ET
 from collections import defaultdict
 from pathlib import Path
 
-from hal.conformance.files import write_whole
 from hal.conformance.report import BAD, Report, Result
+from hal.files import write_whole
 
 # XML 1.0 has no place for these, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

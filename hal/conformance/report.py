@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hal.conformance.files import write_whole
 from hal.errors import FileError
+from hal.files import write_whole
 
 FORMAT = "hal-conformance-report"
 VERSION = 1

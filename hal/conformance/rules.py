@@ -83,12 +83,18 @@ class Expected:
 def same_form(score: Score, expected: Expected, y: Tensor) -> bool:
     """Shape and dtype, without which nothing else can be judged."""
     if tuple(y.shape) != tuple(expected.Y.shape):
-        score.find("R8", f"{expected.name} has shape {tuple(y.shape)}, but should have {tuple(expected.Y.shape)}",
-                   expected.name)
+        score.find(
+            "R8",
+            f"{expected.name} has shape {tuple(y.shape)}, but should have {tuple(expected.Y.shape)}",
+            expected.name,
+        )
         return False
     if y.dtype != expected.dtype:
-        score.find("R8", f"{expected.name} has dtype {_short(y.dtype)}, but should have {_short(expected.dtype)}",
-                   expected.name)
+        score.find(
+            "R8",
+            f"{expected.name} has dtype {_short(y.dtype)}, but should have {_short(expected.dtype)}",
+            expected.name,
+        )
         return False
     return True
 
@@ -110,16 +116,24 @@ def special_values(score: Score, expected: Expected, y: Tensor, rule: Rule = "R4
 
 
 def element_bound(
-    score: Score, expected: Expected, y: Tensor, declares: Declares, rule: Rule = "R1",
-    extra: Tensor | float = 0.0, what: str = "",
+    score: Score,
+    expected: Expected,
+    y: Tensor,
+    declares: Declares,
+    rule: Rule = "R1",
+    extra: Tensor | float = 0.0,
+    what: str = "",
 ) -> bool:
     """R1: |y − Y| ≤ u_out|Y| + ω + 4E on every free, finite element. True if it holds."""
     score.rules.add(rule)
     rounding, bound = expected.allowance(declares)
     finite = expected.Y.isfinite() & y.isfinite() & expected.free
     if bound.isnan()[finite].any() or (bound < 0)[finite].any():
-        score.find("R6", f"the bound of {expected.name} is NaN or negative for finite elements: the contract is wrong",
-                   expected.name)
+        score.find(
+            "R6",
+            f"the bound of {expected.name} is NaN or negative for finite elements: the contract is wrong",
+            expected.name,
+        )
         return False
     error = (y.double() - expected.Y).abs()
     excess = (error - rounding - extra).clamp_min(0)
@@ -148,8 +162,12 @@ def against_baseline(score: Score, expected: Expected, y: Tensor, b: Tensor) -> 
     ratio = 0.0 if got == 0 else got / limit if limit else float("inf")
     score.r2 = max(score.r2 or 0.0, ratio)
     if ratio > 1:
-        score.find("R2", f"{expected.name} has an RMS error of {got:.4g}, but should have at most {limit:.4g}, "
-                   f"by the honest baseline, over {n} elements", expected.name)
+        score.find(
+            "R2",
+            f"{expected.name} has an RMS error of {got:.4g}, but should have at most {limit:.4g}, "
+            f"by the honest baseline, over {n} elements",
+            expected.name,
+        )
 
 
 def bias(score: Score, expected: Expected, y: Tensor, b: Tensor) -> None:
@@ -171,8 +189,11 @@ def bias(score: Score, expected: Expected, y: Tensor, b: Tensor) -> None:
     score.r3 = max(score.r3 or 0.0, abs(drift))
     if abs(drift) > BIAS:
         way = "outward" if drift > 0 else "toward zero"
-        score.find("R3", f"{expected.name} errs {way}: bias {abs(drift):.3f} of the summed error, but should be at "
-                   f"most {BIAS}", expected.name)
+        score.find(
+            "R3",
+            f"{expected.name} errs {way}: bias {abs(drift):.3f} of the summed error, but should be at most {BIAS}",
+            expected.name,
+        )
 
 
 def _drift(y: Tensor, Y: Tensor) -> float:
@@ -200,7 +221,9 @@ def vacuous(expected: Expected, share: float) -> str | None:
     return None
 
 
-def bitwise(score: Score, rule: Rule, name: str, y: Tensor, other: Tensor, what: str, where: Tensor | None = None) -> bool:
+def bitwise(
+    score: Score, rule: Rule, name: str, y: Tensor, other: Tensor, what: str, where: Tensor | None = None
+) -> bool:
     """Equal bits, but for the sign of zero and the payload of NaN. True if they are."""
     score.rules.add(rule)
     differs = different(y, other)
@@ -209,8 +232,12 @@ def bitwise(score: Score, rule: Rule, name: str, y: Tensor, other: Tensor, what:
     if not differs.any():
         return True
     at = _first(differs)
-    score.find(rule, f"{_place(name, at)} = {_pair(y[at], other[at])} bit for bit {what} "
-               f"({int(differs.sum())} of {differs.numel()} elements)", name)
+    score.find(
+        rule,
+        f"{_place(name, at)} = {_pair(y[at], other[at])} bit for bit {what} "
+        f"({int(differs.sum())} of {differs.numel()} elements)",
+        name,
+    )
     return False
 
 
@@ -232,8 +259,15 @@ def _shuffle(n: int) -> Tensor:
 
 
 def _report(
-    score: Score, rule: Rule, expected: Expected, y: Tensor, wrong: Tensor, should: Tensor, what: str,
-    allowed: Tensor | None = None, share: Tensor | None = None,
+    score: Score,
+    rule: Rule,
+    expected: Expected,
+    y: Tensor,
+    wrong: Tensor,
+    should: Tensor,
+    what: str,
+    allowed: Tensor | None = None,
+    share: Tensor | None = None,
 ) -> bool:
     if not wrong.any():
         return True

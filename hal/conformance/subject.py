@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +18,6 @@ from hal.conformance.rules import Expected, vacuous
 from hal.contract import OPS, Args, Op, dtype_name
 
 __all__ = ["Subject", "subject"]
-
-
-@dataclass(frozen=True)
-class Judged(Accumulator):
-    """The accumulator with the dtype that results are stored in, which bounds of inner storage roundings need."""
-
-    dtype: torch.dtype | None = None
 
 
 _recent: OrderedDict[str, Subject] = OrderedDict()
@@ -44,7 +37,7 @@ class Subject:
         self.args = Args(**self.op.bind((), self.draft.args).__dict__)
         self._oracle: Results | None = None
         self._baselines: dict[torch.dtype | None, Results] = {}
-        self._expected: dict[Declares, tuple[Expected, ...]] = {}
+        self._expected: dict[float, tuple[Expected, ...]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,22 +68,34 @@ class Subject:
     def expected(self, declares: Declares) -> tuple[Expected, ...]:
         """Each result with its bound E for an implementation that declares this u_p."""
         u_p = float(declares.u_p.get(self.case.dtype, 0.0))
+        if u_p not in self._expected:
+            self._expected[u_p] = self._bounded(u_p)
+        return self._expected[u_p]
+
+    def _bounded(self, u_p: float) -> tuple[Expected, ...]:
         Y = self.oracle
         wide = torch.float64 if self.op.traits(self.args).dtype == "float64" else torch.float32
         accuracy = self.op.accuracy
         E: tuple[Tensor | None, ...] = (None,) * len(Y)
         widened = Args(**{name: _double(value) for name, value in vars(self.args).items()})
         if accuracy.bound is not None and not self.op.mutates:
-            E = tuple(accuracy.bound(widened, Y, Judged(unit_roundoff(wide), u_p, self.dtypes()[0])))
+            E = tuple(accuracy.bound(widened, Y, Accumulator(unit_roundoff(wide), u_p, self.dtypes()[0])))
         exact = accuracy.exact(self.args, Y) if accuracy.exact is not None else (None,) * len(Y)
         return tuple(
-            Expected(name, dtype, y, None if e is None else _like(e.double(), y), None if x is None else _like(x, y),
-                     self.draft.unjudged.get(name), wide)
+            Expected(
+                name,
+                dtype,
+                y,
+                None if e is None else _like(e.double(), y),
+                None if x is None else _like(x, y),
+                self.draft.unjudged.get(name),
+                wide,
+            )
             for name, dtype, y, e, x in zip(self.names, self.dtypes(), Y, E, exact, strict=True)
         )
 
     def vacuous(self) -> tuple[str, str] | None:
-        """R6: the result on which the zero tensor or a shuffled one would pass, and why; None for a case that proves."""
+        """R6: the result on which zeros or a shuffled result would pass, and why; None for a case that proves."""
         if self.op.accuracy.rule != "bound" or "special" in self.case.tags or self.draft.raises is not None:
             return None
         for want in self.expected(Declares()):
@@ -98,6 +103,14 @@ class Subject:
             if why is not None:
                 return want.name, why
         return None
+
+    @property
+    def special(self) -> bool:
+        """Whether NaN or Inf goes in, where it has influence, or comes out (−Inf alone goes in by every mask)."""
+        told = (v for v in vars(self.args).values() if isinstance(v, Tensor) and v.is_floating_point())
+        goes_in = any(bool((t.isnan() | (t == math.inf)).any()) for t in told if t.dtype.itemsize > 1)
+        rounded = (y.to(dtype) for y, dtype in zip(self.oracle, self.dtypes(), strict=True) if y.is_floating_point())
+        return goes_in or any(bool((t.isnan() | (t == math.inf)).any()) for t in rounded if t.dtype.itemsize > 1)
 
     def _run(self, mode: str, p_dtype: torch.dtype | None) -> Results:
         arguments = clone(vars(self.args))

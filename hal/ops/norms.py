@@ -87,25 +87,20 @@ def _rms_error(x_TF: Tensor, a: Args, y_TF: Tensor, acc: Accumulator) -> Tensor:
     normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
     if a.weight is not None and a.weight_offset:
         error_TF = error_TF + acc.eps * (normed_TF * a.weight).abs()
-    dtype = _storage(acc)
+    dtype = acc.dtype
     if not a.round_before_weight or dtype is None or dtype.itemsize > 2:
         return error_TF
-    step_TF = _step(normed_TF, C * relative, dtype)
+    step_TF = _step(normed_TF, C * relative * normed_TF.abs(), dtype)
     if a.weight is None:
         return error_TF + step_TF / C
-    scale_F = a.weight + a.weight_offset
-    return error_TF + (step_TF * scale_F.abs() + normed_TF.abs() * _step(scale_F, acc.eps, dtype)) / C
+    scale_F: Tensor = a.weight + a.weight_offset
+    step_F = _step(scale_F, acc.eps * (a.weight.abs() + scale_F.abs()), dtype)
+    return error_TF + (step_TF * scale_F.abs() + normed_TF.abs() * step_F) / C
 
 
-def _storage(acc: Accumulator) -> torch.dtype | None:
-    """The dtype that results are stored in, where the judge says so (tensors in a bound are float64)."""
-    dtype: torch.dtype | None = getattr(acc, "dtype", None)
-    return dtype
-
-
-def _step(t: Tensor, relative: float, dtype: torch.dtype) -> Tensor:
-    """How far apart the roundings to `dtype` of values within this relative error of t may lie."""
-    return (stored(t * (1 + relative), dtype) - stored(t * (1 - relative), dtype)).abs()
+def _step(t: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far apart the roundings to `dtype` of values within this error of t may lie."""
+    return stored(t + error, dtype) - stored(t - error, dtype)
 
 
 def _bound_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
@@ -207,7 +202,7 @@ def _sum(x: Tensor, residual: Tensor, round_residual: bool) -> tuple[Tensor, Ten
 
 def _bound_add_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
     sum_TF = a.x + a.residual
-    dtype = _storage(acc)
+    dtype = acc.dtype
     if a.round_residual and dtype is not None:
         sum_TF = stored(sum_TF, dtype)
     return _rms_error(sum_TF, a, results[0], acc), torch.zeros_like(results[1])

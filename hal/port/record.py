@@ -40,6 +40,7 @@ class Changes:
 
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    active: bool = True
     _forwards: list[tuple[nn.Module, MethodType]] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -71,6 +72,7 @@ class Changes:
         self._forwards.clear()
         while self._undo:
             self._undo.pop()()
+        self.active = False
 
 
 class Applied:
@@ -82,12 +84,11 @@ class Applied:
     def __init__(self, model: nn.Module, changes: Changes) -> None:
         self.model = model
         self._changes = changes
-        self._active = True
 
     @property
     def active(self) -> bool:
         """Whether the model still runs through hal."""
-        return self._active
+        return self._changes.active
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
@@ -99,9 +100,8 @@ class Applied:
 
     def undo(self) -> None:
         """Give the model back as it was. A second call does nothing."""
-        if self._active:
+        if self.active:
             self._changes.undo()
-            self._active = False
 
     def __enter__(self) -> Applied:
         return self

@@ -7,7 +7,6 @@ found out by running it once on small random inputs, so a look-alike that comput
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Applied", "Left", "Replaced", "apply", "require_transformers"]
 
-logger = logging.getLogger("hal")
 
-_applied: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Applied]] = weakref.WeakKeyDictionary()
+# By what was changed, not by the Applied that a caller may drop: that one would keep its model alive.
+_changed: weakref.WeakKeyDictionary[nn.Module, Changes] = weakref.WeakKeyDictionary()
 
 
 def apply(model: PreTrainedModel) -> Applied:
@@ -53,9 +52,8 @@ def apply(model: PreTrainedModel) -> Applied:
         raise ArgumentError(
             f"hal.port.transformers.apply takes a transformers model (PreTrainedModel), not a {type(model).__name__}"
         )
-    former = _applied.get(model)
-    held = former() if former is not None else None
-    if held is not None and held.active:
+    former = _changed.get(model)
+    if former is not None and former.active:
         raise ArgumentError(
             f"this {type(model).__name__} already runs through hal; undo() the first apply before another"
         )
@@ -65,9 +63,8 @@ def apply(model: PreTrainedModel) -> Applied:
     except BaseException:
         changes.undo()
         raise
-    applied = Applied(model, changes)
-    _applied[model] = weakref.ref(applied)
-    return applied
+    _changed[model] = changes
+    return Applied(model, changes)
 
 
 def require_transformers() -> None:

@@ -50,9 +50,15 @@ def truncated(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def plain_attention(
-    a: dict[str, Any], *, round_p: Callable[[Tensor], Tensor] = lambda p: p, head: Callable[[int, int, int], int] | None = None,
-    to: Callable[[Tensor, torch.dtype], Tensor] = lambda t, dtype: t.to(dtype), nan_safe: bool = True,
-    dead: float = 0.0, base: float = math.e, top_left: bool = False,
+    a: dict[str, Any],
+    *,
+    round_p: Callable[[Tensor], Tensor] = lambda p: p,
+    head: Callable[[int, int, int], int] | None = None,
+    to: Callable[[Tensor, torch.dtype], Tensor] = lambda t, dtype: t.to(dtype),
+    nan_safe: bool = True,
+    dead: float = 0.0,
+    base: float = math.e,
+    top_left: bool = False,
 ) -> Any:
     """Dense attention written once more, plainly, with places to go wrong in."""
     q, k, v = a["q"].float(), a["k"].float(), a["v"].float()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faulty import attention, before, reference
+from faulty import after, attention, before, reference
 
 import hal
 from hal import registry
@@ -53,8 +53,13 @@ def torch_softmax(*args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.softmax(a.x.float(), a.dim).masked_fill(dead, 0).to(a.x.dtype).contiguous()
 
 
-WRITTEN_BY_OTHERS = {"rms_norm": torch_rms_norm, "layer_norm": torch_layer_norm, "linear": torch_linear,
-                     "softmax": torch_softmax, "attention": attention()}
+WRITTEN_BY_OTHERS = {
+    "rms_norm": torch_rms_norm,
+    "layer_norm": torch_layer_norm,
+    "linear": torch_linear,
+    "softmax": torch_softmax,
+    "attention": attention(),
+}
 
 
 @pytest.mark.parametrize("op", WRITTEN_BY_OTHERS)
@@ -103,7 +108,9 @@ def test_a_verdict_says_how_much_of_the_budget_was_used() -> None:
 def narrow() -> Iterator[Implementation]:
     """An implementation of rms_norm for at most 64 features."""
     forward = reference("rms_norm")
-    implementation = Implementation("rms_norm", "narrow", forward, supports=Supports(limits={"features": Limit(max=64)}))
+    implementation = Implementation(
+        "rms_norm", "narrow", forward, supports=Supports(limits={"features": Limit(max=64)})
+    )
 
     class Plugin:
         @hookimpl
@@ -129,7 +136,8 @@ def test_R8_a_refused_request_that_runs_all_the_same_fails(
     verdict = judge(family("rms_norm").case("float32", "grid", F=576), narrow, backend="cpu")
     assert verdict.status == "failed"
     assert verdict.findings[0].message.startswith(
-        "narrow rejects the request (features is 576, the most supported is 64) and should raise UnsupportedError, but it ran"
+        "narrow rejects the request (features is 576, the most supported is 64) and should raise UnsupportedError, "
+        "but it ran"
     )
 
 
@@ -182,3 +190,21 @@ def test_a_code_next_to_a_tie_may_fall_either_way() -> None:
     exact = family("write_kv_cache").case("float32", "edge", cache="int8", scale="one")
     verdict = judge(exact, before("write_kv_cache", lambda a: {"k": a["k"] * 1.01}))
     assert verdict.status == "failed"
+
+
+def test_R3_says_nothing_where_honest_rounding_is_biased_itself() -> None:
+    few_values = family("rms_norm").case("bfloat16", "edge", F=1000, x="mean1000")
+    assert judge(few_values, torch_rms_norm).r3 is None
+    many_values = family("rms_norm").case("bfloat16", "edge", F=1000, weight="float32")
+    assert judge(many_values, torch_rms_norm).r3 is not None
+
+
+def test_a_device_that_saturates_says_so_and_is_not_asked_for_nan() -> None:
+    def clipped(y: torch.Tensor, a: dict[str, Any]) -> torch.Tensor:
+        return y.nan_to_num()
+
+    saturating = honest("rms_norm", "saturating", after("rms_norm", clipped), saturates=True)
+    special = judge(family("rms_norm").case("float32", "special", T=6, F=40, x="special"), saturating)
+    assert special.status == "unsupported"
+    assert special.reasons == ("the device saturates Inf and NaN, as the implementation declares",)
+    assert judge(family("rms_norm").case("float32", "grid", T=6, F=40), saturating).status == "passed"

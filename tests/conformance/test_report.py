@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hal.conformance import files
+from hal import files
 from hal.conformance.junit import to_junit, write_junit
 from hal.conformance.report import Environment, Finding, Report, Request, Result, Target, grouped, read_report
 from hal.errors import FileError

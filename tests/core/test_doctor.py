@@ -16,6 +16,7 @@ import torch
 import hal
 from hal import doctor
 from hal.doctor import Package
+from hal.numerics import numerics
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_numerics_follow_the_switches():
     try:
         torch.set_float32_matmul_precision("high")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        told = doctor.numerics()
+        told = numerics()
     finally:
         torch.set_float32_matmul_precision(before)
         torch.use_deterministic_algorithms(False)

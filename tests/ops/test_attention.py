@@ -98,6 +98,17 @@ def test_causal_is_aligned_bottom_right(implementation):
     torch.testing.assert_close(o[:, 1:], attention(q[:, 1:], k, v), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize(("S", "L"), [(20, 20), (3, 40), (20, 17)])
+@pytest.mark.parametrize("scale", [None, 0.0, -0.4])
+@pytest.mark.parametrize("window", [None, (None, 1), (18, None)])
+def test_causal_holds_at_lengths_beyond_a_vector(implementation, S, L, scale, window):
+    q, k, v = qkv(1, S, L, 2, 1, 3)
+    options = {"causal": True, "scale": scale, "window": window}
+    o, lse = attention(q, k, v, **options, return_lse=True)
+    torch.testing.assert_close((o, lse), naive.dense(q, k, v, **options), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(attention(q, k, v, **options), o, atol=1e-12, rtol=1e-12)
+
+
 def test_window_of_a_model_that_slides_over_four_keys(implementation):
     v = torch.eye(9, dtype=torch.float64)[None, :, None, :]
     q, k = torch.zeros(1, 9, 1, 9, dtype=torch.float64), torch.zeros(1, 9, 1, 9, dtype=torch.float64)

@@ -216,15 +216,14 @@ def test_inputs_are_not_modified():
             assert all(torch.equal(now, old) for now, old in zip((x, r, w, b), before, strict=True))
 
 
-def test_layer_norm_of_a_row_has_the_same_bits_in_any_batch_where_declared(implementation):
-    if implementation != "aten":
-        pytest.skip("the reference does not declare batch_invariant")
-    for dtype in FLOATS:
-        for features in (5, 64, 577, 4096):
-            x, w = normal(0, 37, features, dtype=dtype), normal(1, features, dtype=dtype)
-            whole = layer_norm(x, w, w)
-            assert torch.equal(torch.cat([layer_norm(row, w, w) for row in x.split(1)]), whole)
-            assert torch.equal(torch.cat([layer_norm(part, w, w) for part in x.split(9)]), whole)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("features", [5, 64, 577, 4096])
+def test_layer_norm_of_a_row_has_the_same_bits_in_any_batch(features, dtype):
+    x, w = normal(0, 37, features, dtype=dtype), normal(1, features, dtype=dtype)
+    with hal.use(invariant=True, impl={"layer_norm": "aten"}):  # the one that declares it
+        whole = layer_norm(x, w, w)
+        assert torch.equal(torch.cat([layer_norm(row, w, w) for row in x.split(1)]), whole)
+        assert torch.equal(torch.cat([layer_norm(part, w, w) for part in x.split(9)]), whole)
 
 
 def norm_calls():
@@ -235,23 +234,25 @@ def norm_calls():
     }
 
 
-def norm_gradients(call, dtype, leaf_dtype):
-    x, r = (normal(i, 5, 96, dtype=leaf_dtype).to(dtype).requires_grad_() for i in range(2))
+def norm_gradients(call, dtype, leaf_dtype, mean=0.0):
+    x = (mean + normal(0, 5, 96)).to(leaf_dtype).to(dtype).requires_grad_()
+    r = normal(1, 5, 96, dtype=leaf_dtype).to(dtype).requires_grad_()
     w, b = (normal(2 + i, 96, dtype=leaf_dtype).to(dtype).requires_grad_() for i in range(2))
     dy = normal(7, 5, 96, dtype=leaf_dtype).to(dtype)
     return torch.autograd.grad(call(x, r, w, b), (x, r, w, b), dy, allow_unused=True)
 
 
+@pytest.mark.parametrize("mean", [0.0, 50.0, 1000.0])
 @pytest.mark.parametrize("name", norm_calls())
-def test_float32_gradients_lie_within_their_derived_errors(name):
+def test_float32_gradients_lie_within_their_derived_errors(name, mean):
     """dx = r(g − [mean g] − x̂·mean(g x̂)) with g = dy·w; dw = Σ dy·x̂; db = Σ dy.
 
     A sum over F errs by g(F), what precedes and follows it by a few ε; a shift s of x̂ (layer_norm: from the mean's
     error r·g(F)·mean|x|) moves dx by r·s(|mean(g x̂)| + |x̂||mean g|) and dw by Σ|dy|·s.
     """
     call = norm_calls()[name]
-    got, want = (norm_gradients(call, dtype, torch.float32) for dtype in (torch.float32, torch.float64))
-    x, r, w, dy = (t.double() for t in (normal(0, 5, 96), normal(1, 5, 96), normal(2, 96), normal(7, 5, 96)))
+    got, want = (norm_gradients(call, dtype, torch.float32, mean) for dtype in (torch.float32, torch.float64))
+    x, r, w, dy = (t.double() for t in (mean + normal(0, 5, 96), normal(1, 5, 96), normal(2, 96), normal(7, 5, 96)))
     x = x + r if name == "add_rms_norm" else x
     centred = x - x.mean(-1, keepdim=True) if name == "layer_norm" else x
     rstd = (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()

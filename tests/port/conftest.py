@@ -1,64 +1,24 @@
 from __future__ import annotations
 
-import copy
 import logging
 
 import pytest
-import torch
-import transformers
+from port_models import tiny
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-BASE = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-WIDE = BASE | {"head_dim": 16}
-
-CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**BASE),
-    "qwen2": lambda: transformers.Qwen2Config(**BASE),
-    "qwen3": lambda: transformers.Qwen3Config(**WIDE),
-    "mistral": lambda: transformers.MistralConfig(**BASE, sliding_window=8),
-    "gemma": lambda: transformers.GemmaConfig(**WIDE),
-    "gemma2": lambda: transformers.Gemma2Config(**WIDE, sliding_window=8, attn_implementation="eager"),
-    "gemma3": lambda: transformers.Gemma3TextConfig(**WIDE, sliding_window=8),
-    "phi3": lambda: transformers.Phi3Config(**BASE),
-    "glm": lambda: transformers.GlmConfig(**WIDE),
-    "olmo2": lambda: transformers.Olmo2Config(**BASE),
-    "smollm3": lambda: transformers.SmolLM3Config(**BASE, no_rope_layers=[1, 0]),
-}
+# One token a character, and all of printable ASCII but the space, which becomes an underscore.
+CHARACTERS = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127))]
 
 
-def tiny(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> transformers.PreTrainedModel:
-    """A random model of a family, two layers deep; every norm weight and bias is random too."""
-    torch.manual_seed(7)
-    config = CONFIGS[family]()
-    for name, value in changes.items():
-        setattr(config, name, value)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            parameter.data.add_(torch.rand_like(parameter) * 0.5)
-    return model.to(dtype)
-
-
-def prompt(batch: int = 2, length: int = 12) -> torch.Tensor:
-    return torch.randint(3, 97, (batch, length), generator=torch.Generator().manual_seed(5))
-
-
-def twin(model: torch.nn.Module, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    return copy.deepcopy(model).to(dtype)
-
-
-def rmse(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.double() - exact.double()).square().mean().sqrt())
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny("llama").save_pretrained(path)
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARACTERS)}, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>").save_pretrained(path)
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
-from conftest import CONFIGS, prompt, rmse, tiny, twin
+from port_models import CONFIGS, prompt, rmse, tiny, twin
 from torch import nn
 
 from hal import dispatch_report
@@ -183,6 +185,17 @@ def test_a_model_that_already_runs_through_hal_is_refused():
         apply(model)
     with apply(model):
         pass
+
+
+def test_a_model_stays_applied_when_the_result_is_dropped_and_is_still_collected():
+    model = tiny("llama")
+    apply(model)
+    with pytest.raises(ArgumentError, match="undo"):
+        apply(model)
+    watcher = weakref.ref(model)
+    del model
+    gc.collect()
+    assert watcher() is None
 
 
 def test_what_is_no_transformers_model_is_refused():

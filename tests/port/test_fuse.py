@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import transformers
-from conftest import prompt, tiny
+from port_models import prompt, tiny
 from torch import nn
 
 from hal import dispatch_report

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import prompt, tiny
+from port_models import prompt, tiny
 from transformers import AttentionInterface, StaticCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as eager_with_sinks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import prompt, rmse, tiny, twin
+from port_models import prompt, rmse, tiny, twin
 
 from hal import dispatch_report
 from hal.port.transformers import apply

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from hal.conformance.cases._family import Family
 
 MODULES = (
-    "norms", "pointwise", "products", "rotary", "attention", "ragged", "cache", "paged", "sampling",
+    "norms",
+    "pointwise",
+    "products",
+    "rotary",
+    "attention",
+    "ragged",
+    "cache",
+    "paged",
+    "sampling",
 )
 
 

@@ -17,7 +17,7 @@ from hal.errors import ArgumentError
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["DTYPES", "HALVES", "Family", "P", "change", "product", "rows"]
+__all__ = ["DTYPES", "HALVES", "Family", "P", "change", "elsewhere", "product", "rows"]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HALVES = ("bfloat16", "float16")
@@ -59,8 +59,9 @@ class Family:
         known = self._defaults()
         unknown = set(params) - set(known)
         if unknown:
-            raise ArgumentError(f"{self.op} cases have no parameter {', '.join(sorted(unknown))}; "
-                                f"they have {', '.join(known)}")
+            raise ArgumentError(
+                f"{self.op} cases have no parameter {', '.join(sorted(unknown))}; they have {', '.join(known)}"
+            )
         told = {key: _plain(value) for key, value in params.items() if _plain(value) != known[key]}
         ordered = {key: told[key] for key in known if key in told}
         return make(self.op, dtype, ordered, tags, suite)
@@ -70,8 +71,10 @@ class Family:
         known = self._defaults()
         unknown = set(case.params) - set(known)
         if unknown:
-            raise ArgumentError(f"{case.id}: {self.op} cases have no parameter {', '.join(sorted(unknown))}; "
-                                f"they have {', '.join(known)}")
+            raise ArgumentError(
+                f"{case.id}: {self.op} cases have no parameter {', '.join(sorted(unknown))}; "
+                f"they have {', '.join(known)}"
+            )
         return P(**(known | dict(case.params)))
 
     def drafted(self, case: Case) -> Draft:
@@ -129,7 +132,11 @@ class Family:
 
 
 def rows(
-    args: Mapping[str, Any], axes: Mapping[str, int], start: int, stop: int, result_axes: Sequence[int | None],
+    args: Mapping[str, Any],
+    axes: Mapping[str, int],
+    start: int,
+    stop: int,
+    result_axes: Sequence[int | None],
     declared: str = "batch_invariant",
 ) -> Variant:
     """The variant that runs some of the rows alone; `axes` gives the batch axis of each argument that has one."""
@@ -154,6 +161,11 @@ def change(name: str, make: Callable[[Any], Any]) -> Spoil:
         args[name] = make(args[name])
 
     return spoil
+
+
+def elsewhere(name: str) -> tuple[str, tuple[str, ...], Spoil]:
+    """The bad input of a tensor on another device than the others."""
+    return "DeviceError", (name, "meta"), change(name, lambda t: t.to("meta"))
 
 
 def _is_list(value: Any) -> bool:

@@ -18,8 +18,17 @@ from hal.conformance.inputs import Draw, Results, Variant
 __all__ = ["OPTIONS", "expanded", "heads", "merged", "options", "sinks", "visible"]
 
 OPTIONS: dict[str, Any] = {
-    "H": 2, "K": 1, "D": 64, "E": None, "causal": False, "window": None, "softcap": None, "scale": None, "sinks": None,
-    "lse": False, "spread": 1.5,
+    "H": 2,
+    "K": 1,
+    "D": 64,
+    "E": None,
+    "causal": False,
+    "window": None,
+    "softcap": None,
+    "scale": None,
+    "sinks": None,
+    "lse": False,
+    "spread": 1.5,
 }
 
 
@@ -78,7 +87,10 @@ def merged(parts: list[Results], lse_axes: bool) -> tuple[Results, tuple[Tensor,
     safe = torch.where(total == -math.inf, 0.0, total)
     weights = [torch.exp(lse - safe) for lse in logs]
     if lse_axes:
-        weights, beside = [w.transpose(1, 2)[..., None] for w in weights], [lse.transpose(1, 2)[..., None] for lse in logs]
+        weights, beside = (
+            [w.transpose(1, 2)[..., None] for w in weights],
+            [lse.transpose(1, 2)[..., None] for lse in logs],
+        )
     else:
         weights, beside = [w[..., None] for w in weights], [lse[..., None] for lse in logs]
     o = torch.stack([w * t for w, t in zip(weights, outs, strict=True)]).sum(0)

@@ -15,8 +15,20 @@ from hal.errors import ArgumentError
 
 __all__ = ["KINDS", "large", "values"]
 
-KINDS = ("normal", "mean50", "mean1000", "tiny", "large", "ints", "mixed", "outlier", "zero_row", "constant_row",
-         "special", "subnormal")
+KINDS = (
+    "normal",
+    "mean50",
+    "mean1000",
+    "tiny",
+    "large",
+    "ints",
+    "mixed",
+    "outlier",
+    "zero_row",
+    "constant_row",
+    "special",
+    "subnormal",
+)
 
 
 def large(dtype: torch.dtype) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere, rows
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, merged, options, visible
 from hal.conformance.inputs import Draft, Draw, Results, Variant
 
@@ -28,11 +28,19 @@ class Attention(Family):
 
     op = "attention"
     defaults: ClassVar[dict[str, Any]] = {
-        "B": 1, "S": 5, "L": 9, **OPTIONS, "mask": None, "mask_shape": "BHSL", "special": False, "spoilt": False,
+        "B": 1,
+        "S": 5,
+        "L": 9,
+        **OPTIONS,
+        "mask": None,
+        "mask_shape": "BHSL",
+        "special": False,
+        "spoilt": False,
         "expand_kv": False,
     }
     arranged = ("q", "k", "v", "mask", "sinks")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("k"),
         "q_rank": ("ShapeError", ("q",), change("q", lambda q: q[0])),
         "head_ratio": ("ShapeError", ("head",), change("q", lambda q: q[:, :, :1].expand(-1, -1, 3, -1))),
         "head_dim": ("ShapeError", ("head dim",), change("k", lambda k: k[..., 1:])),
@@ -49,8 +57,11 @@ class Attention(Family):
         "window_number": ("ArgumentError", ("window",), change("window", lambda _: 4)),
         "sinks_shape": ("ShapeError", ("sinks",), change("sinks", lambda _: torch.zeros(3))),
         "sinks_dtype": ("DtypeError", ("sinks",), change("sinks", lambda _: torch.zeros(4, dtype=torch.int64))),
-        "head_dim_577": ("ShapeError", ("577",), lambda args: args.update(
-            {name: torch.zeros(1, 3, 2, 577) for name in ("q", "k", "v")})),
+        "head_dim_577": (
+            "ShapeError",
+            ("577",),
+            lambda args: args.update({name: torch.zeros(1, 3, 2, 577) for name in ("q", "k", "v")}),
+        ),
     }
 
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
@@ -83,7 +94,7 @@ class Attention(Family):
     def mask(self, p: P, draw: Draw, dtype: torch.dtype) -> Tensor:
         """A mask of one kind, over the axes that mask_shape names (o: one, broadcast)."""
         full = {"B": p.B, "H": p.H, "S": p.S, "L": p.L}
-        shape = tuple(full[letter] if letter in full else 1 for letter in p.mask_shape)
+        shape = tuple(full.get(letter, 1) for letter in p.mask_shape)
         if p.mask in ("bool", "columns", "dead"):
             seen = draw.uniform("mask", shape) < 0.6
             if p.mask == "columns":
@@ -157,8 +168,13 @@ class Attention(Family):
         at = (p.L + 1) // 2
         whole = args | {"causal": False, "window": None, "return_lse": True}
         calls = tuple(
-            whole | {"k": args["k"][:, low:high], "v": args["v"][:, low:high], "mask": bias[..., low:high],
-                     "sinks": args["sinks"] if low == 0 else None}
+            whole
+            | {
+                "k": args["k"][:, low:high],
+                "v": args["v"][:, low:high],
+                "mask": bias[..., low:high],
+                "sinks": args["sinks"] if low == 0 else None,
+            }
             for low, high in ((0, at), (at, p.L))
         )
 
@@ -186,7 +202,9 @@ class Attention(Family):
             for mask in ("bool", "dead", "bias", "holes", "lowest"):
                 yield self.case(dtype, "grid", B=2, S=6, L=23, H=4, K=2, D=32, mask=mask, lse=True)
         for dtype, D in zip(DTYPES * 3, (1, 20, 64, 72, 80, 96, 128, 192, 256, 576, 3, 120), strict=True):
-            yield self.case(dtype, "grid", S=6, L=37, H=2, K=1, D=D, causal=True, lse=True, spread=2.0 if D > 1 else 4.0)
+            yield self.case(
+                dtype, "grid", S=6, L=37, H=2, K=1, D=D, causal=True, lse=True, spread=2.0 if D > 1 else 4.0
+            )
         for D in (20, 64, 72, 192, 576):
             yield self.case("bfloat16", "grid", S=6, L=37, H=2, K=1, D=D, causal=True)
         for dtype in HALVES:
@@ -203,8 +221,22 @@ class Attention(Family):
             for shape in ("BooL", "oHSL", "SL", "ooSo", "L"):
                 yield self.case(dtype, "grid", B=2, S=6, L=8, H=4, K=2, D=32, mask="bool", mask_shape=shape, lse=True)
             yield self.case(dtype, "grid", S=6, L=30, H=2, K=1, mask="alibi", mask_shape="BoSL", causal=True)
-            yield self.case(dtype, "grid", S=8, L=20, H=2, K=1, softcap=2.0, mask="bias", sinks="same", causal=True,
-                            window=[7, 0], lse=True)
+            yield self.case(
+                dtype,
+                "grid",
+                S=8,
+                L=20,
+                H=2,
+                K=1,
+                softcap=2.0,
+                mask="bias",
+                sinks="same",
+                causal=True,
+                window=[7, 0],
+                lse=True,
+            )
+            # One key more or less is one part in 8,193 of the mass.
+            yield self.case(dtype, "edge", S=1, L=8193, H=2, K=1, D=16, lse=True)
         yield self.case("float32", "edge", "empty", S=0, L=9)
         yield self.case("float32", "edge", "empty", S=4, L=0, lse=True)
         yield self.case("float32", "edge", "empty", S=4, L=0, sinks="same", lse=True)
@@ -212,8 +244,20 @@ class Attention(Family):
         yield self.case("float32", "edge", S=5, L=7, H=2, K=1, special=True, lse=True)
         yield self.case("float32", "edge", "strided", B=2, S=5, L=9, H=4, K=2, expand_kv=True)
         for i, layout in enumerate(("offset", "sliced", "stepped", "transposed", "gapped", "reversed", "swapped")):
-            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", B=2, S=7, L=12, H=4, K=2, D=40,
-                            causal=True, mask="bool", layout=layout)
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i % 3],
+                "edge",
+                "strided",
+                B=2,
+                S=7,
+                L=12,
+                H=4,
+                K=2,
+                D=40,
+                causal=True,
+                mask="bool",
+                layout=layout,
+            )
         for dtype in DTYPES:
             yield self.case(dtype, "grid", B=2, S=65, L=130, H=9, K=3, causal=True, lse=True, suite="full")
             yield self.case(dtype, "grid", S=1, L=2100, H=8, K=2, D=128, lse=True, suite="full")
@@ -232,14 +276,26 @@ class Attention(Family):
         def recipe(draw: Any) -> dict[str, Param]:
             K = draw(st.integers(1, 3))
             made: dict[str, Param] = {
-                "B": draw(st.integers(1, 3)), "S": draw(st.integers(1, 20)), "L": draw(st.integers(2, 45)),
-                "H": K * draw(st.integers(1, 4)), "K": K, "D": draw(st.integers(4, 140)),
+                "B": draw(st.integers(1, 3)),
+                "S": draw(st.integers(1, 20)),
+                "L": draw(st.integers(2, 45)),
+                "H": K * draw(st.integers(1, 4)),
+                "K": K,
+                "D": draw(st.integers(4, 140)),
             }
-            optional(draw, made, E=st.integers(2, 100), causal=st.just(True), softcap=st.sampled_from([1.0, 20.0]),
-                     scale=st.sampled_from([0.05, 0.3]), sinks=st.sampled_from(["same", "float32"]), lse=st.just(True),
-                     window=st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=2, max_size=2),
-                     mask=st.sampled_from(["bool", "dead", "bias", "holes"]),
-                     layout=st.sampled_from(["sliced", "stepped", "transposed", "gapped", "reversed", "swapped"]))
+            optional(
+                draw,
+                made,
+                E=st.integers(2, 100),
+                causal=st.just(True),
+                softcap=st.sampled_from([1.0, 20.0]),
+                scale=st.sampled_from([0.05, 0.3]),
+                sinks=st.sampled_from(["same", "float32"]),
+                lse=st.just(True),
+                window=st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=2, max_size=2),
+                mask=st.sampled_from(["bool", "dead", "bias", "holes"]),
+                layout=st.sampled_from(["sliced", "stepped", "transposed", "gapped", "reversed", "swapped"]),
+            )
             return made
 
         return recipe()

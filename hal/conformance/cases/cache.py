@@ -13,63 +13,14 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
+from hal.conformance.cases._pages import CODES, FP8, cache, paged_variants, pages, read_slots, scale, spare_entries
 from hal.conformance.cases.attention import optional
 from hal.conformance.cases.ragged import prefix_sums
-from hal.conformance.inputs import Draft, Draw, Variant
+from hal.conformance.inputs import Draft, Draw
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
-
-FP8 = torch.float8_e4m3fn
-CODES = ("int8", "float8_e4m3fn")
-
-
-def cache(draw: Draw, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A cache full of something: any codes at all, or floats."""
-    if dtype.itemsize == 1:
-        bits = draw.integers(name, shape, 0, 256).to(torch.uint8)
-        if dtype is FP8:
-            bits = torch.where(bits & 0x7F == 0x7F, bits & 0x80, bits)  # no NaN
-        return bits.view(dtype)
-    return draw.normal(name, shape).to(dtype)
-
-
-def scale(draw: Draw, name: str, kind: str | None, kv_heads: int, size: float) -> Tensor | None:
-    """float32 () or (K,), around `size`; `power` is a power of two, so that ties are exact."""
-    if kind is None:
-        return None
-    if kind == "power":
-        return torch.tensor(0.25)
-    return draw.uniform(name, () if kind == "one" else (kv_heads,), 0.7 * size, 1.4 * size).float()
-
-
-def pages(draw: Draw, lengths: list[int], page: int, spare: int) -> tuple[Tensor, int]:
-    """A block table (B, M) of blocks in random order, some never named, and the number of blocks."""
-    used = [-(-n // page) for n in lengths]
-    blocks = sum(used) + spare
-    order = draw.permutation("blocks", blocks).int()
-    table = torch.zeros(len(lengths), max(used, default=0) + 1, dtype=torch.int32)
-    at = 0
-    for b, n in enumerate(used):
-        table[b, :n] = order[at : at + n]
-        at += n
-    return table, blocks
-
-
-def spare_entries(lengths: list[int], page: int, table: Tensor) -> Tensor:
-    """Entries of the block table past each sequence's end."""
-    used = torch.tensor([-(-n // page) for n in lengths]).reshape(-1, 1)
-    return torch.arange(table.shape[1]) >= used
-
-
-def read_slots(lengths: list[int], page: int, table: Tensor, blocks: int) -> Tensor:
-    """(N, P): slots that hold a key of some sequence."""
-    read = torch.zeros(blocks, page, dtype=torch.bool)
-    for b, n in enumerate(lengths):
-        j = torch.arange(n)
-        read[table[b, j // page].long(), j % page] = True
-    return read
 
 
 class WriteKvCache(Family):
@@ -77,31 +28,63 @@ class WriteKvCache(Family):
 
     op = "write_kv_cache"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 9, "n": None, "N": 4, "P": 16, "K": 2, "D": 64, "E": None, "cache": "same", "scale": None, "skip": "some",
+        "T": 9,
+        "n": None,
+        "N": 4,
+        "P": 16,
+        "K": 2,
+        "D": 64,
+        "E": None,
+        "cache": "same",
+        "scale": None,
+        "skip": "some",
         "x": "normal",
     }
     arranged = ("k", "v", "k_cache", "v_cache", "slot_mapping")
     dense_last = ("k_cache", "v_cache")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("slot_mapping"),
         "k_rank": ("ShapeError", ("k",), change("k", lambda k: k[0])),
         "heads": ("ShapeError", ("k",), change("k", lambda k: k[:, :1])),
         "slot_dtype": ("DtypeError", ("slot_mapping", "int32"), change("slot_mapping", lambda s: s.int())),
         "slot_long": ("ShapeError", ("slot_mapping",), change("slot_mapping", lambda s: torch.cat((s, s)))),
-        "slot_high": ("ArgumentError", ("slot_mapping", "64"), change("slot_mapping", lambda s: torch.full_like(s, 64))),
+        "slot_high": (
+            "ArgumentError",
+            ("slot_mapping", "64"),
+            change("slot_mapping", lambda s: torch.full_like(s, 64)),
+        ),
         "slot_low": ("ArgumentError", ("slot_mapping", "-2"), change("slot_mapping", lambda s: torch.full_like(s, -2))),
         "cache_dtype": ("DtypeError", ("k_cache",), change("k_cache", lambda c: c.double())),
-        "int8_no_scale": ("ArgumentError", ("k_scale",), lambda args: args.update(
-            {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")})),
+        "int8_no_scale": (
+            "ArgumentError",
+            ("k_scale",),
+            lambda args: args.update({name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")}),
+        ),
         "float_scale": ("ArgumentError", ("k_scale",), change("k_scale", lambda _: torch.tensor(1.0))),
-        "nan_scale": ("ArgumentError", ("k_scale", "nan"), lambda args: args.update(
-            {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")} | {
-                "k_scale": torch.tensor(math.nan), "v_scale": torch.tensor(1.0)})),
-        "zero_scale": ("ArgumentError", ("v_scale",), lambda args: args.update(
-            {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")} | {
-                "k_scale": torch.tensor(1.0), "v_scale": torch.tensor(0.0)})),
-        "scale_shape": ("ShapeError", ("k_scale",), lambda args: args.update(
-            {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")} | {
-                "k_scale": torch.ones(3), "v_scale": torch.ones(3)})),
+        "nan_scale": (
+            "ArgumentError",
+            ("k_scale", "nan"),
+            lambda args: args.update(
+                {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")}
+                | {"k_scale": torch.tensor(math.nan), "v_scale": torch.tensor(1.0)}
+            ),
+        ),
+        "zero_scale": (
+            "ArgumentError",
+            ("v_scale",),
+            lambda args: args.update(
+                {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")}
+                | {"k_scale": torch.tensor(1.0), "v_scale": torch.tensor(0.0)}
+            ),
+        ),
+        "scale_shape": (
+            "ShapeError",
+            ("k_scale",),
+            lambda args: args.update(
+                {name: args[name].to(torch.int8) for name in ("k_cache", "v_cache")}
+                | {"k_scale": torch.ones(3), "v_scale": torch.ones(3)}
+            ),
+        ),
         "overlap": ("ArgumentError", ("overlap",), change("k_cache", lambda c: c[:1].expand(c.shape))),
     }
 
@@ -176,7 +159,9 @@ class WriteKvCache(Family):
         for i, layout in enumerate(("offset", "sliced", "gapped", "swapped", "transposed", "stepped")):
             yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", T=9, K=2, D=24, layout=layout)
         yield self.case("bfloat16", "edge", "strided", T=9, K=2, D=24, cache="int8", scale="head", layout="gapped")
-        yield self.case("bfloat16", "edge", "strided", T=9, K=2, D=24, cache="float8_e4m3fn", scale="one", layout="swapped")
+        yield self.case(
+            "bfloat16", "edge", "strided", T=9, K=2, D=24, cache="float8_e4m3fn", scale="one", layout="swapped"
+        )
         for dtype in DTYPES:
             for P_ in (1, 16, 64, 128):
                 yield self.case(dtype, "grid", T=70, N=40, P=P_, K=3, D=128, suite="full")
@@ -188,13 +173,24 @@ class WriteKvCache(Family):
         @st.composite
         def recipe(draw: Any) -> dict[str, Param]:
             made: dict[str, Param] = {
-                "T": draw(st.integers(0, 12)), "N": draw(st.integers(1, 6)), "P": draw(st.integers(2, 32)),
-                "K": draw(st.integers(1, 4)), "D": draw(st.integers(1, 80)),
+                "T": draw(st.integers(0, 12)),
+                "N": draw(st.integers(1, 6)),
+                "P": draw(st.integers(2, 32)),
+                "K": draw(st.integers(1, 4)),
+                "D": draw(st.integers(1, 80)),
             }
-            optional(draw, made, E=st.integers(1, 60), skip=st.sampled_from(["all", "never"]),
-                     layout=st.sampled_from(["sliced", "gapped", "swapped", "stepped"]))
+            optional(
+                draw,
+                made,
+                E=st.integers(1, 60),
+                skip=st.sampled_from(["all", "never"]),
+                layout=st.sampled_from(["sliced", "gapped", "swapped", "stepped"]),
+            )
             if draw(st.booleans()):
-                made |= {"cache": draw(st.sampled_from(CODES)), "scale": draw(st.sampled_from(["one", "head", "power"]))}
+                made |= {
+                    "cache": draw(st.sampled_from(CODES)),
+                    "scale": draw(st.sampled_from(["one", "head", "power"])),
+                }
             made["n"] = min(draw(st.integers(0, 12)), int(str(made["T"])), int(str(made["N"])) * int(str(made["P"])))
             return made
 
@@ -218,12 +214,22 @@ class GatherKvCache(Family):
 
     op = "gather_kv_cache"
     defaults: ClassVar[dict[str, Any]] = {
-        "k": [5, 20, 33], "tail": 0, "P": 16, "K": 2, "D": 64, "E": None, "cache": "same", "out": None, "scale": None,
-        "cpu": False, "spare": 2,
+        "k": [5, 20, 33],
+        "tail": 0,
+        "P": 16,
+        "K": 2,
+        "D": 64,
+        "E": None,
+        "cache": "same",
+        "out": None,
+        "scale": None,
+        "cpu": False,
+        "spare": 2,
     }
     arranged = ("k_cache", "v_cache", "block_table", "cu_seqlens_k")
     dense_last = ("k_cache", "v_cache")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("block_table"),
         "table_dtype": ("DtypeError", ("block_table", "int64"), change("block_table", lambda t: t.long())),
         "table_rows": ("ShapeError", ("block_table",), change("block_table", lambda t: t[1:])),
         "block_high": ("ArgumentError", ("block_table", "99"), change("block_table", lambda t: torch.full_like(t, 99))),
@@ -231,9 +237,16 @@ class GatherKvCache(Family):
         "table_short": ("ArgumentError", ("block",), change("block_table", lambda t: t[:, :1])),
         "total_short": ("ArgumentError", ("total_k",), change("total_k", lambda n: n - 1)),
         "total_negative": ("ArgumentError", ("total_k",), change("total_k", lambda n: -1)),
-        "cu_down": ("ArgumentError", ("cu_seqlens_k",), change("cu_seqlens_k", lambda c: torch.cat((c[:1], c[1:].flip(0))))),
-        "codes_no_dtype": ("ArgumentError", ("out_dtype",), lambda args: args.update(
-            {name: args[name].to(FP8) for name in ("k_cache", "v_cache")})),
+        "cu_down": (
+            "ArgumentError",
+            ("cu_seqlens_k",),
+            change("cu_seqlens_k", lambda c: torch.cat((c[:1], c[1:].flip(0)))),
+        ),
+        "codes_no_dtype": (
+            "ArgumentError",
+            ("out_dtype",),
+            lambda args: args.update({name: args[name].to(FP8) for name in ("k_cache", "v_cache")}),
+        ),
         "out_int": ("DtypeError", ("out_dtype",), change("out_dtype", lambda _: torch.int64)),
     }
 
@@ -276,8 +289,9 @@ class GatherKvCache(Family):
         yield self.case("float32", "edge", "empty", k=[], tail=3)
         yield self.case("float32", "edge", "empty", k=[], spare=0)
         for i, layout in enumerate(("offset", "sliced", "gapped", "swapped", "stepped")):
-            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", "poison", k=[5, 20], D=24,
-                            layout=layout)
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i % 3], "edge", "strided", "poison", k=[5, 20], D=24, layout=layout
+            )
         for dtype in DTYPES:
             for P_ in (1, 16, 64, 128):
                 yield self.case(dtype, "grid", "poison", k=[300, 17, 1, 129], P=P_, K=3, D=96, suite="full")
@@ -289,8 +303,11 @@ class GatherKvCache(Family):
         @st.composite
         def recipe(draw: Any) -> dict[str, Param]:
             made: dict[str, Param] = {
-                "k": draw(st.lists(st.integers(0, 40), min_size=1, max_size=4)), "tail": draw(st.integers(0, 3)),
-                "P": draw(st.integers(1, 32)), "K": draw(st.integers(1, 4)), "D": draw(st.integers(1, 80)),
+                "k": draw(st.lists(st.integers(0, 40), min_size=1, max_size=4)),
+                "tail": draw(st.integers(0, 3)),
+                "P": draw(st.integers(1, 32)),
+                "K": draw(st.integers(1, 4)),
+                "D": draw(st.integers(1, 80)),
             }
             optional(draw, made, E=st.integers(1, 60), layout=st.sampled_from(["sliced", "gapped", "swapped"]))
             if draw(st.booleans()):
@@ -300,27 +317,19 @@ class GatherKvCache(Family):
         return recipe()
 
 
-def paged_variants(args: dict[str, Any], blocks: int, draw: Draw) -> Iterator[Variant]:
-    """The same pages in other places of the cache."""
-    if blocks < 2:
-        return
-    order = draw.permutation("moved", blocks)  # block i moves to order[i]
-    moved = dict(args)
-    for name in ("k_cache", "v_cache"):
-        store = args[name].view(torch.uint8) if args[name].dtype.itemsize == 1 else args[name]
-        there = torch.empty_like(store)
-        there[order] = store
-        moved[name] = there.view(args[name].dtype)
-    moved["block_table"] = order[args["block_table"].long()].int()
-    yield Variant("blocks in other places", (moved,), declared="block_permutation")
-
-
 class CopyKvBlocks(Family):
     """copy_kv_blocks."""
 
     op = "copy_kv_blocks"
     defaults: ClassVar[dict[str, Any]] = {
-        "layers": 2, "N": 7, "P": 16, "K": 2, "D": 16, "E": None, "cache": "same", "pairs": "plain",
+        "layers": 2,
+        "N": 7,
+        "P": 16,
+        "K": 2,
+        "D": 16,
+        "E": None,
+        "cache": "same",
+        "pairs": "plain",
     }
     arranged = ("k_caches", "v_caches", "src", "dst")
     dense_last = ("k_caches", "v_caches")
@@ -334,6 +343,7 @@ class CopyKvBlocks(Family):
         "nothing": ([], []),
     }
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("src"),
         "pairs": ("ShapeError", ("pairs",), change("src", lambda s: s[1:])),
         "dtype": ("DtypeError", ("src", "int32"), change("src", lambda s: s.int())),
         "high": ("ArgumentError", ("dst", "7"), change("dst", lambda d: d * 0 + torch.tensor([7, 1]))),
@@ -347,12 +357,14 @@ class CopyKvBlocks(Family):
         E = p.D if p.E is None else p.E
         to = dtype if p.cache == "same" else getattr(torch, p.cache)
         src, dst = self.PAIRS[p.pairs]
-        return Draft({
-            "k_caches": [cache(draw, f"k{i}", (p.N, p.P, p.K, p.D), to) for i in range(p.layers)],
-            "v_caches": [cache(draw, f"v{i}", (p.N, p.P, p.K, E), to) for i in range(p.layers)],
-            "src": torch.tensor(src, dtype=torch.int64),
-            "dst": torch.tensor(dst, dtype=torch.int64),
-        })
+        return Draft(
+            {
+                "k_caches": [cache(draw, f"k{i}", (p.N, p.P, p.K, p.D), to) for i in range(p.layers)],
+                "v_caches": [cache(draw, f"v{i}", (p.N, p.P, p.K, E), to) for i in range(p.layers)],
+                "src": torch.tensor(src, dtype=torch.int64),
+                "dst": torch.tensor(dst, dtype=torch.int64),
+            }
+        )
 
     def grid(self) -> Iterator[Case]:
         for dtype in DTYPES:
@@ -372,11 +384,16 @@ class CopyKvBlocks(Family):
         from hypothesis import strategies as st
 
         return st.fixed_dictionaries(
-            {"layers": st.integers(1, 3), "N": st.integers(7, 12), "P": st.integers(1, 20), "K": st.integers(1, 3),
-             "D": st.integers(1, 40), "pairs": st.sampled_from(["plain", "chain", "swap", "ring", "fan", "self"])},
+            {
+                "layers": st.integers(1, 3),
+                "N": st.integers(7, 12),
+                "P": st.integers(1, 20),
+                "K": st.integers(1, 3),
+                "D": st.integers(1, 40),
+                "pairs": st.sampled_from(["plain", "chain", "swap", "ring", "fan", "self"]),
+            },
             optional={"cache": st.sampled_from(CODES), "layout": st.sampled_from(["sliced", "gapped", "swapped"])},
         )
 
 
 FAMILIES = (WriteKvCache(), GatherKvCache(), CopyKvBlocks())
-__all__ = ["CODES", "FAMILIES", "cache", "paged_variants", "pages", "read_slots", "scale", "spare_entries"]

@@ -26,8 +26,9 @@ def cases(op: str) -> list[Case]:
     for call in _calls().values():
         if call["op"] == op:
             for dtype, suite in DTYPES.items():
-                found.append(make(op, dtype, {"captured": call["name"]}, {"captured"},
-                                  "quick" if suite == "quick" else "full"))
+                found.append(
+                    make(op, dtype, {"captured": call["name"]}, {"captured"}, "quick" if suite == "quick" else "full")
+                )
     return found
 
 
@@ -66,7 +67,9 @@ def _tensors() -> dict[str, Tensor]:
     try:
         return load(_file("captured.safetensors"))
     except SafetensorError as error:
-        raise FileError(f"hal/conformance/data/captured.safetensors is damaged: {error}; reinstall torch-hal") from error
+        raise FileError(
+            f"hal/conformance/data/captured.safetensors is damaged: {error}; reinstall torch-hal"
+        ) from error
 
 
 def _file(name: str) -> bytes:

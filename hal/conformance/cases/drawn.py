@@ -11,7 +11,7 @@ import json
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hal.conformance.case import Case, decode, make
 from hal.errors import FileError
@@ -64,10 +64,16 @@ def draw(op: str, count: int = FULL, seed: int = 0) -> list[str]:
     stable = random.Random(f"{op}/{seed}").getrandbits(32)
 
     @seeded(stable)
-    @settings(max_examples=8 * count, database=None, phases=[Phase.generate], verbosity=Verbosity.quiet, deadline=None,
-              suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=8 * count,
+        database=None,
+        phases=[Phase.generate],
+        verbosity=Verbosity.quiet,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.sampled_from(DTYPES), of.strategy())
-    def collect(dtype: str, params: dict[str, object]) -> None:
+    def collect(dtype: str, params: dict[str, Any]) -> None:
         case = of.case(dtype, "drawn", **params)
         found.setdefault(case.id.split("/", 1)[1].rpartition("~")[0])
 
@@ -85,7 +91,8 @@ def _proves(of: Family, text: str) -> bool:
     from hal.conformance.subject import Subject
 
     dtype, _, recipe = text.partition("/")
-    return Subject(of.case(dtype, "drawn", **decode(recipe))).vacuous() is None
+    params: dict[str, Any] = dict(decode(recipe))
+    return Subject(of.case(dtype, "drawn", **params)).vacuous() is None
 
 
 def write(path: Path, count: int = FULL, seed: int = 0) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere, rows
 from hal.conformance.cases._values import values
 from hal.conformance.inputs import Draft, Draw
 
@@ -111,6 +111,7 @@ BAD_NORM: dict[str, tuple[str, tuple[str, ...], Any]] = {
     "weight_rank": ("ShapeError", ("weight",), change("weight", lambda w: w[None])),
     "int_x": ("DtypeError", ("x", "int32"), change("x", lambda x: x.int())),
     "int_weight": ("DtypeError", ("weight", "int64"), change("weight", lambda w: w.long())),
+    "device": elsewhere("weight"),
     "negative_eps": ("ArgumentError", ("eps",), change("eps", lambda e: -1.0)),
     "nan_eps": ("ArgumentError", ("eps",), change("eps", lambda e: float("nan"))),
 }
@@ -121,11 +122,18 @@ class RmsNorm(_Norm):
 
     op = "rms_norm"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 4, "F": 64, "lead": None, "x": "normal", "weight": "same", "eps": 1e-6, "weight_offset": 0.0,
-        "round_before_weight": False, "broadcast": False,
+        "T": 4,
+        "F": 64,
+        "lead": None,
+        "x": "normal",
+        "weight": "same",
+        "eps": 1e-6,
+        "weight_offset": 0.0,
+        "round_before_weight": False,
+        "broadcast": False,
     }
-    arranged = ("x", "weight")
-    bad = BAD_NORM
+    arranged: ClassVar[tuple[str, ...]] = ("x", "weight")
+    bad: ClassVar[dict[str, Any]] = BAD_NORM
 
     def more(self, args: dict[str, Any], p: P, draw: Draw, dtype: torch.dtype) -> None:
         super().more(args, p, draw, dtype)
@@ -148,8 +156,9 @@ class RmsNorm(_Norm):
     def strategy(self) -> SearchStrategy[dict[str, Param]]:
         from hypothesis import strategies as st
 
-        more = st.fixed_dictionaries({}, optional={"weight_offset": st.sampled_from([1.0, -0.5]),
-                                                   "round_before_weight": st.just(True)})
+        more = st.fixed_dictionaries(
+            {}, optional={"weight_offset": st.sampled_from([1.0, -0.5]), "round_before_weight": st.just(True)}
+        )
         return st.builds(lambda a, b: a | b, super().strategy(), more)
 
 
@@ -188,7 +197,13 @@ class LayerNorm(_Norm):
 
     op = "layer_norm"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 4, "F": 64, "lead": None, "x": "normal", "weight": "same", "bias": "same", "eps": 1e-5,
+        "T": 4,
+        "F": 64,
+        "lead": None,
+        "x": "normal",
+        "weight": "same",
+        "bias": "same",
+        "eps": 1e-5,
         "broadcast": False,
     }
     arranged = ("x", "weight", "bias")

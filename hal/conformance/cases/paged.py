@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, options
+from hal.conformance.cases._pages import CODES, FP8, cache, paged_variants, pages, scale, spare_entries
 from hal.conformance.cases.attention import optional
-from hal.conformance.cases.cache import CODES, FP8, cache, paged_variants, pages, scale, spare_entries
 from hal.conformance.cases.ragged import prefix_sums, unseen_keys
 from hal.conformance.inputs import Draft, Draw, Results, Variant
 
@@ -33,12 +33,22 @@ class PagedAttention(Family):
 
     op = "paged_attention"
     defaults: ClassVar[dict[str, Any]] = {
-        "q": [1, 1, 1], "k": [5, 20, 33], "q_tail": 0, "P": 16, **OPTIONS, "causal": True, "cache": "same",
-        "kv_scale": None, "cpu": False, "spare": 2, "slack": 0,
+        "q": [1, 1, 1],
+        "k": [5, 20, 33],
+        "q_tail": 0,
+        "P": 16,
+        **OPTIONS,
+        "causal": True,
+        "cache": "same",
+        "kv_scale": None,
+        "cpu": False,
+        "spare": 2,
+        "slack": 0,
     }
     arranged = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "sinks")
     dense_last = ("k_cache", "v_cache")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("block_table"),
         "q_rank": ("ShapeError", ("q",), change("q", lambda q: q[None])),
         "q_dtype": ("DtypeError", ("q",), change("q", lambda q: q.double())),
         "table_dtype": ("DtypeError", ("block_table", "int64"), change("block_table", lambda t: t.long())),
@@ -53,8 +63,11 @@ class PagedAttention(Family):
         "max_short": ("ArgumentError", ("max_seqlen_q",), change("max_seqlen_q", lambda m: m - 1)),
         "head_ratio": ("ShapeError", ("head",), change("q", lambda q: q[:, :1].expand(-1, 3, -1))),
         "int8_no_scale": ("ArgumentError", ("k_scale",), _codes),
-        "nan_scale": ("ArgumentError", ("k_scale", "nan"), lambda args: _codes(
-            args, k_scale=torch.tensor(math.nan), v_scale=torch.tensor(1.0))),
+        "nan_scale": (
+            "ArgumentError",
+            ("k_scale", "nan"),
+            lambda args: _codes(args, k_scale=torch.tensor(math.nan), v_scale=torch.tensor(1.0)),
+        ),
         "float_scale": ("ArgumentError", ("k_scale",), change("k_scale", lambda _: torch.tensor(1.0))),
         "cpu_differs": ("ArgumentError", ("seq_lens_cpu",), change("seq_lens_cpu", lambda t: t + 1)),
         "softcap": ("ArgumentError", ("softcap",), change("softcap", lambda _: -1.0)),
@@ -103,14 +116,18 @@ class PagedAttention(Family):
     def _variants(self, p: P, args: dict[str, Any], q_lens: list[int], k_lens: list[int]) -> Iterator[Variant]:
         cu = args["cu_seqlens_q"].tolist()
         no_cpu = {"seq_lens_cpu": None, "cu_seqlens_q_cpu": None}
-        if len(q_lens) > 1 and sum(q_lens):
+        if len(q_lens) > 1 and any(q_lens):
             b = max(range(len(q_lens)), key=lambda i: (q_lens[i], k_lens[i]))
-            alone = args | no_cpu | {
-                "q": args["q"][cu[b] : cu[b + 1]],
-                "block_table": args["block_table"][b : b + 1],
-                "seq_lens": args["seq_lens"][b : b + 1],
-                "cu_seqlens_q": prefix_sums([q_lens[b]]),
-            }
+            alone = (
+                args
+                | no_cpu
+                | {
+                    "q": args["q"][cu[b] : cu[b + 1]],
+                    "block_table": args["block_table"][b : b + 1],
+                    "seq_lens": args["seq_lens"][b : b + 1],
+                    "cu_seqlens_q": prefix_sums([q_lens[b]]),
+                }
+            )
 
             def expects(results: Results) -> Results:
                 return tuple(t[cu[b] : cu[b + 1]] for t in results)
@@ -139,7 +156,7 @@ class PagedAttention(Family):
             yield Variant("an unbounded window", (args | {"window": (None, None)},))
 
     def grid(self) -> Iterator[Case]:
-        mixed = {"q": [1, 7, 0, 4], "k": [33, 7, 5, 20]}
+        mixed: dict[str, Any] = {"q": [1, 7, 0, 4], "k": [33, 7, 5, 20]}
         for dtype in DTYPES:
             yield self.case(dtype, "grid", "poison", H=3, K=1, lse=True)
             yield self.case(dtype, "grid", "poison", **mixed, H=4, K=2, D=72, lse=True)
@@ -156,7 +173,9 @@ class PagedAttention(Family):
             yield self.case(dtype, "grid", "poison", H=2, K=1, D=192, E=128, q=[3, 1, 2])
             yield self.case(dtype, "edge", "poison", H=71, K=1, D=64, k=[17, 3, 8])
             yield self.case(dtype, "edge", "poison", H=2, K=1, D=576, E=512, k=[17, 3, 8])
-        yield self.case("float32", "grid", "poison", **mixed, H=2, K=1, causal=False, scale=0.3, sinks="float32", lse=True)
+        yield self.case(
+            "float32", "grid", "poison", **mixed, H=2, K=1, causal=False, scale=0.3, sinks="float32", lse=True
+        )
         yield self.case("bfloat16", "edge", "poison", q=[6, 2], k=[3, 2], H=2, K=1, lse=True)  # more queries than keys
         yield self.case("float32", "edge", "empty", "poison", q=[1, 2], k=[0, 5], lse=True)
         yield self.case("float32", "edge", "empty", "poison", q=[1, 2], k=[0, 5], sinks="same", lse=True)
@@ -166,18 +185,32 @@ class PagedAttention(Family):
         for page in (1, 4, 128):
             yield self.case("bfloat16", "edge", "poison", P=page, H=2, K=1, k=[5, 20, 9])
         for i, layout in enumerate(("offset", "sliced", "gapped", "swapped", "stepped", "transposed")):
-            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", "poison", q=[1, 3], k=[20, 17],
-                            H=4, K=2, D=40, layout=layout)
-        yield self.case("bfloat16", "edge", "strided", "poison", H=4, K=2, cache="int8", kv_scale="one", layout="gapped")
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i % 3],
+                "edge",
+                "strided",
+                "poison",
+                q=[1, 3],
+                k=[20, 17],
+                H=4,
+                K=2,
+                D=40,
+                layout=layout,
+            )
+        yield self.case(
+            "bfloat16", "edge", "strided", "poison", H=4, K=2, cache="int8", kv_scale="one", layout="gapped"
+        )
         for poison in ("nan", "inf", "huge"):
             yield self.case("float32", "edge", "poison", q=[1, 2], k=[33, 18], H=2, K=1, poison=poison)
             yield self.case("bfloat16", "edge", "poison", q=[1, 2], k=[33, 18], H=2, K=1, poison=poison)
         for dtype in DTYPES:
             for page in (16, 64):
-                yield self.case(dtype, "grid", "poison", q=[1, 1, 1, 1], k=[1000, 77, 1, 400], P=page, H=8, K=2, D=128,
-                                suite="full")
-                yield self.case(dtype, "grid", "poison", q=[60, 1, 33], k=[200, 90, 33], P=page, H=9, K=3, lse=True,
-                                suite="full")
+                yield self.case(
+                    dtype, "grid", "poison", q=[1, 1, 1, 1], k=[1000, 77, 1, 400], P=page, H=8, K=2, D=128, suite="full"
+                )
+                yield self.case(
+                    dtype, "grid", "poison", q=[60, 1, 33], k=[200, 90, 33], P=page, H=9, K=3, lse=True, suite="full"
+                )
             for D in (16, 20, 80, 96, 256):
                 yield self.case(dtype, "grid", "poison", H=3, K=1, D=D, q=[1, 3, 1], suite="full")
         yield from self.bad_cases(H=4, K=2, cpu=True)
@@ -191,13 +224,24 @@ class PagedAttention(Family):
             made: dict[str, Param] = {
                 "q": draw(st.lists(st.integers(0, 8), min_size=n, max_size=n)),
                 "k": draw(st.lists(st.integers(0, 60), min_size=n, max_size=n)),
-                "q_tail": draw(st.integers(0, 2)), "P": draw(st.sampled_from([1, 5, 16, 64])),
-                "H": K * draw(st.integers(1, 4)), "K": K, "D": draw(st.integers(4, 130)),
+                "q_tail": draw(st.integers(0, 2)),
+                "P": draw(st.sampled_from([1, 5, 16, 64])),
+                "H": K * draw(st.integers(1, 4)),
+                "K": K,
+                "D": draw(st.integers(4, 130)),
             }
-            optional(draw, made, E=st.integers(2, 100), causal=st.just(False), softcap=st.sampled_from([1.0, 20.0]),
-                     sinks=st.sampled_from(["same", "float32"]), lse=st.just(True), cpu=st.just(True),
-                     window=st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=2, max_size=2),
-                     layout=st.sampled_from(["sliced", "gapped", "swapped"]))
+            optional(
+                draw,
+                made,
+                E=st.integers(2, 100),
+                causal=st.just(False),
+                softcap=st.sampled_from([1.0, 20.0]),
+                sinks=st.sampled_from(["same", "float32"]),
+                lse=st.just(True),
+                cpu=st.just(True),
+                window=st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=2, max_size=2),
+                layout=st.sampled_from(["sliced", "gapped", "swapped"]),
+            )
             if draw(st.booleans()):
                 made |= {"cache": draw(st.sampled_from(CODES)), "kv_scale": draw(st.sampled_from(["one", "head"]))}
             return made

@@ -48,8 +48,13 @@ class _Gated(Family):
         yield self.case("float32", "edge", T=64, F=1, spread=2.0)
         yield self.case("bfloat16", "edge", "empty", T=0, F=64)
         yield self.case("float16", "edge", lead=[2, 3, 2], F=40, spread=2.0)
-        for dtype, layout in (("bfloat16", "sliced"), ("float32", "stepped"), ("float16", "transposed"),
-                              ("float32", "gapped"), ("bfloat16", "offset")):
+        for dtype, layout in (
+            ("bfloat16", "sliced"),
+            ("float32", "stepped"),
+            ("float16", "transposed"),
+            ("float32", "gapped"),
+            ("bfloat16", "offset"),
+        ):
             yield self.case(dtype, "edge", "strided", T=6, F=70, layout=layout, spread=2.0)
         for dtype in DTYPES:
             yield self.case(dtype, "grid", T=40, F=1536, spread=3.0, suite="full")
@@ -60,7 +65,10 @@ class _Gated(Family):
 
         return st.fixed_dictionaries(
             {"T": st.integers(1, 20), "F": st.integers(1, 300), "spread": st.sampled_from([0.5, 2.0, 6.0])},
-            optional={"x": st.sampled_from(["ints", "mixed"]), "layout": st.sampled_from(["sliced", "stepped", "gapped"])},
+            optional={
+                "x": st.sampled_from(["ints", "mixed"]),
+                "layout": st.sampled_from(["sliced", "stepped", "gapped"]),
+            },
         )
 
 
@@ -76,7 +84,14 @@ class SiluAndMul(_Gated):
 
     op = "silu_and_mul"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 4, "F": 64, "lead": None, "x": "normal", "spread": 1.0, "limit": None, "alpha": 1.0, "up_offset": 0.0,
+        "T": 4,
+        "F": 64,
+        "lead": None,
+        "x": "normal",
+        "spread": 1.0,
+        "limit": None,
+        "alpha": 1.0,
+        "up_offset": 0.0,
     }
     bad: ClassVar[dict[str, Any]] = {
         **BAD_GATED,
@@ -101,8 +116,12 @@ class SiluAndMul(_Gated):
         from hypothesis import strategies as st
 
         more = st.fixed_dictionaries(
-            {}, optional={"limit": st.sampled_from([1.0, 7.0]), "alpha": st.sampled_from([0.5, 1.702]),
-                          "up_offset": st.sampled_from([1.0, -0.25])}
+            {},
+            optional={
+                "limit": st.sampled_from([1.0, 7.0]),
+                "alpha": st.sampled_from([0.5, 1.702]),
+                "up_offset": st.sampled_from([1.0, -0.25]),
+            },
         )
         return st.builds(lambda a, b: a | b, super().strategy(), more)
 
@@ -112,7 +131,12 @@ class GeluAndMul(_Gated):
 
     op = "gelu_and_mul"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 4, "F": 64, "lead": None, "x": "normal", "spread": 1.0, "approximate": "erf",
+        "T": 4,
+        "F": 64,
+        "lead": None,
+        "x": "normal",
+        "spread": 1.0,
+        "approximate": "erf",
     }
     bad: ClassVar[dict[str, Any]] = {
         **BAD_GATED,
@@ -142,7 +166,13 @@ class Softmax(Family):
 
     op = "softmax"
     defaults: ClassVar[dict[str, Any]] = {
-        "shape": [4, 64], "dim": -1, "x": "normal", "spread": 2.0, "holes": False, "dead": False, "broadcast": False,
+        "shape": [4, 64],
+        "dim": -1,
+        "x": "normal",
+        "spread": 2.0,
+        "holes": False,
+        "dead": False,
+        "broadcast": False,
     }
     arranged = ("x",)
     bad: ClassVar[dict[str, Any]] = {
@@ -186,8 +216,13 @@ class Softmax(Family):
         yield self.case("float32", "edge", "empty", shape=[9, 0])
         yield self.case("bfloat16", "edge", "empty", shape=[0])
         yield self.case("float32", "edge", shape=[9, 40], dim=0, holes=True, dead=True)
-        for dtype, layout in (("float32", "transposed"), ("bfloat16", "sliced"), ("float16", "stepped"),
-                              ("float32", "gapped"), ("bfloat16", "reversed")):
+        for dtype, layout in (
+            ("float32", "transposed"),
+            ("bfloat16", "sliced"),
+            ("float16", "stepped"),
+            ("float32", "gapped"),
+            ("bfloat16", "reversed"),
+        ):
             yield self.case(dtype, "edge", "strided", shape=[6, 70], layout=layout)
         yield self.case("float32", "edge", "strided", shape=[5, 64], broadcast=True)
         for dtype in HALVES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere, rows
 from hal.conformance.cases._values import values
 from hal.conformance.inputs import Draft, Draw
 
@@ -24,10 +24,18 @@ class Linear(Family):
 
     op = "linear"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 4, "I": 64, "O": 32, "lead": None, "x": "normal", "weight": "normal", "bias": None, "broadcast": False,
+        "T": 4,
+        "I": 64,
+        "O": 32,
+        "lead": None,
+        "x": "normal",
+        "weight": "normal",
+        "bias": None,
+        "broadcast": False,
     }
     arranged = ("x", "weight", "bias")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("weight"),
         "inner": ("ShapeError", ("weight",), change("weight", lambda w: w[:, 1:])),
         "weight_rank": ("ShapeError", ("weight",), change("weight", lambda w: w[0])),
         "weight_dtype": ("DtypeError", ("weight",), change("weight", lambda w: w.double())),
@@ -71,8 +79,13 @@ class Linear(Family):
         yield self.case("bfloat16", "edge", "empty", T=3, I=40, O=0)
         yield self.case("float32", "edge", "empty", T=3, I=0, O=5, bias="same")
         yield self.case("float32", "edge", "special", T=6, I=40, O=20, x="special")
-        for dtype, layout in (("float32", "transposed"), ("bfloat16", "sliced"), ("float16", "stepped"),
-                              ("float32", "gapped"), ("bfloat16", "offset")):
+        for dtype, layout in (
+            ("float32", "transposed"),
+            ("bfloat16", "sliced"),
+            ("float16", "stepped"),
+            ("float32", "gapped"),
+            ("bfloat16", "offset"),
+        ):
             yield self.case(dtype, "edge", "strided", T=6, I=70, O=33, bias="same", layout=layout)
         yield self.case("float32", "edge", "strided", T=5, I=64, O=20, broadcast=True)
         for dtype in DTYPES:

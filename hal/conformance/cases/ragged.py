@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, options, visible
 from hal.conformance.cases.attention import optional
 from hal.conformance.inputs import Draft, Draw, Results, Variant
@@ -38,20 +38,35 @@ class AttentionVarlen(Family):
 
     op = "attention_varlen"
     defaults: ClassVar[dict[str, Any]] = {
-        "q": [5, 1, 8], "k": None, "q_tail": 0, "k_tail": 0, **OPTIONS, "cpu": False, "slack": 0,
+        "q": [5, 1, 8],
+        "k": None,
+        "q_tail": 0,
+        "k_tail": 0,
+        **OPTIONS,
+        "cpu": False,
+        "slack": 0,
     }
     arranged = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("cu_seqlens_q"),
         "q_rank": ("ShapeError", ("q",), change("q", lambda q: q[None])),
         "cu_dtype": ("DtypeError", ("cu_seqlens_q", "int64"), change("cu_seqlens_q", lambda c: c.long())),
         "cu_count": ("ShapeError", ("cu_seqlens",), change("cu_seqlens_k", lambda c: c[:-1])),
         "cu_empty": ("ShapeError", ("cu_seqlens_q",), change("cu_seqlens_q", lambda c: c[:0])),
         "cu_start": ("ArgumentError", ("cu_seqlens_q", "0"), change("cu_seqlens_q", lambda c: c.clamp(min=1))),
-        "cu_down": ("ArgumentError", ("cu_seqlens_k",), change("cu_seqlens_k", lambda c: torch.cat((c[:1], c[1:].flip(0))))),
+        "cu_down": (
+            "ArgumentError",
+            ("cu_seqlens_k",),
+            change("cu_seqlens_k", lambda c: torch.cat((c[:1], c[1:].flip(0)))),
+        ),
         "cu_past": ("ArgumentError", ("cu_seqlens_k",), change("k", lambda k: k[:-1])),
         "max_short": ("ArgumentError", ("max_seqlen_q",), change("max_seqlen_q", lambda m: m - 1)),
         "max_negative": ("ArgumentError", ("max_seqlen_k",), change("max_seqlen_k", lambda _: -1)),
-        "cpu_differs": ("ArgumentError", ("cu_seqlens_q_cpu",), change("cu_seqlens_q_cpu", lambda _: torch.tensor([0, 1, 2, 3], dtype=torch.int32))),
+        "cpu_differs": (
+            "ArgumentError",
+            ("cu_seqlens_q_cpu",),
+            change("cu_seqlens_q_cpu", lambda _: torch.tensor([0, 1, 2, 3], dtype=torch.int32)),
+        ),
         "head_ratio": ("ShapeError", ("head",), change("q", lambda q: q[:, :1].expand(-1, 3, -1))),
         "v_dtype": ("DtypeError", ("v",), change("v", lambda v: v.double())),
         "softcap": ("ArgumentError", ("softcap",), change("softcap", lambda _: 0.0)),
@@ -67,7 +82,7 @@ class AttentionVarlen(Family):
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
         q_lens, k_lens = list(p.q), list(p.q if p.k is None else p.k)
         E = p.D if p.E is None else p.E
-        T, U = sum(q_lens) + p.q_tail, sum(k_lens) + p.k_tail
+        T, U = int(sum(q_lens)) + p.q_tail, int(sum(k_lens)) + p.k_tail
         cu_q, cu_k = prefix_sums(q_lens), prefix_sums(k_lens)
         args: dict[str, Any] = {
             "q": heads(draw, "q", (T,), p.H, p.D, dtype, p.spread),
@@ -94,15 +109,19 @@ class AttentionVarlen(Family):
     def _variants(self, p: P, args: dict[str, Any], q_lens: list[int], k_lens: list[int]) -> Iterator[Variant]:
         cu_q, cu_k = args["cu_seqlens_q"].tolist(), args["cu_seqlens_k"].tolist()
         no_cpu = {"cu_seqlens_q_cpu": None, "cu_seqlens_k_cpu": None}
-        if len(q_lens) > 1 and sum(q_lens):
+        if len(q_lens) > 1 and any(q_lens):
             b = max(range(len(q_lens)), key=lambda i: q_lens[i])
-            alone = args | no_cpu | {
-                "q": args["q"][cu_q[b] : cu_q[b + 1]],
-                "k": args["k"][cu_k[b] : cu_k[b + 1]],
-                "v": args["v"][cu_k[b] : cu_k[b + 1]],
-                "cu_seqlens_q": prefix_sums([q_lens[b]]),
-                "cu_seqlens_k": prefix_sums([k_lens[b]]),
-            }
+            alone = (
+                args
+                | no_cpu
+                | {
+                    "q": args["q"][cu_q[b] : cu_q[b + 1]],
+                    "k": args["k"][cu_k[b] : cu_k[b + 1]],
+                    "v": args["v"][cu_k[b] : cu_k[b + 1]],
+                    "cu_seqlens_q": prefix_sums([q_lens[b]]),
+                    "cu_seqlens_k": prefix_sums([k_lens[b]]),
+                }
+            )
 
             def expects(results: Results) -> Results:
                 return tuple(t[cu_q[b] : cu_q[b + 1]] for t in results)
@@ -135,7 +154,9 @@ class AttentionVarlen(Family):
             yield self.case(dtype, "edge", "empty", "poison", q=[3, 0, 6], k=[5, 4, 6], H=2, K=1, causal=True, lse=True)
             yield self.case(dtype, "edge", "poison", q=[3, 7], q_tail=2, k_tail=2, H=4, K=4, causal=True, lse=True)
             yield self.case(dtype, "edge", q=[9, 2], k=[4, 6], H=2, K=1, causal=True, lse=True)
-            yield self.case(dtype, "edge", "poison", q=[2, 3], k=[30, 19], H=2, K=1, window=[3, 0], causal=True, lse=True)
+            yield self.case(
+                dtype, "edge", "poison", q=[2, 3], k=[30, 19], H=2, K=1, window=[3, 0], causal=True, lse=True
+            )
         for dtype in HALVES:
             yield self.case(dtype, "grid", q=[5, 1, 13], H=16, K=16, D=72, spread=2.0)
             yield self.case(dtype, "grid", q=[3, 4], k=[9, 12], H=7, K=1, D=80, softcap=2.0, causal=True)
@@ -151,8 +172,18 @@ class AttentionVarlen(Family):
         yield self.case("bfloat16", "edge", "empty", "poison", q=[], k=[], q_tail=4, k_tail=3, lse=True)
         yield self.case("bfloat16", "edge", "empty", q=[0], k=[0], lse=True)
         for i, layout in enumerate(("offset", "sliced", "stepped", "transposed", "gapped", "reversed")):
-            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", q=[5, 7], H=4, K=2, D=40,
-                            causal=True, lse=True, layout=layout)
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i % 3],
+                "edge",
+                "strided",
+                q=[5, 7],
+                H=4,
+                K=2,
+                D=40,
+                causal=True,
+                lse=True,
+                layout=layout,
+            )
         for dtype in DTYPES:
             yield self.case(dtype, "grid", q=[65, 1, 130, 7], H=9, K=3, causal=True, lse=True, suite="full")
             yield self.case(dtype, "grid", q=[1, 30, 1], k=[900, 400, 77], H=4, K=1, D=128, causal=True, suite="full")
@@ -169,13 +200,24 @@ class AttentionVarlen(Family):
             made: dict[str, Param] = {
                 "q": draw(st.lists(st.integers(0, 12), min_size=n, max_size=n)),
                 "k": draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)),
-                "q_tail": draw(st.integers(0, 2)), "k_tail": draw(st.integers(0, 2)),
-                "H": K * draw(st.integers(1, 4)), "K": K, "D": draw(st.integers(4, 130)),
+                "q_tail": draw(st.integers(0, 2)),
+                "k_tail": draw(st.integers(0, 2)),
+                "H": K * draw(st.integers(1, 4)),
+                "K": K,
+                "D": draw(st.integers(4, 130)),
             }
-            optional(draw, made, E=st.integers(2, 100), causal=st.just(True), softcap=st.sampled_from([1.0, 20.0]),
-                     sinks=st.sampled_from(["same", "float32"]), lse=st.just(True), cpu=st.just(True),
-                     window=st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=2, max_size=2),
-                     layout=st.sampled_from(["sliced", "stepped", "transposed", "gapped", "reversed"]))
+            optional(
+                draw,
+                made,
+                E=st.integers(2, 100),
+                causal=st.just(True),
+                softcap=st.sampled_from([1.0, 20.0]),
+                sinks=st.sampled_from(["same", "float32"]),
+                lse=st.just(True),
+                cpu=st.just(True),
+                window=st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=2, max_size=2),
+                layout=st.sampled_from(["sliced", "stepped", "transposed", "gapped", "reversed"]),
+            )
             return made
 
         return recipe()
@@ -185,9 +227,18 @@ class MergeAttention(Family):
     """merge_attention."""
 
     op = "merge_attention"
-    defaults: ClassVar[dict[str, Any]] = {"lead": [6], "H": 3, "E": 64, "apart": 2.0, "equal": False, "gaps": True, "size": 3.0}
+    defaults: ClassVar[dict[str, Any]] = {
+        "lead": [6],
+        "H": 3,
+        "E": 64,
+        "apart": 2.0,
+        "equal": False,
+        "gaps": True,
+        "size": 3.0,
+    }
     arranged = ("out_a", "lse_a", "out_b", "lse_b")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("lse_b"),
         "rank": ("ShapeError", ("out_a",), change("out_a", lambda t: t[0, 0])),
         "out_shape": ("ShapeError", ("out_b",), change("out_b", lambda t: t[1:])),
         "lse_shape": ("ShapeError", ("lse_b",), change("lse_b", lambda t: t[1:])),
@@ -223,8 +274,9 @@ class MergeAttention(Family):
         draft.variants.append(Variant("the pieces swapped", (swapped,)))
         if lead[0] > 1:
             part = {name: t[-1:] for name, t in args.items()}
-            draft.variants.append(Variant("the last rows alone", (part,), lambda r: tuple(t[-1:] for t in r),
-                                          declared="batch_invariant"))
+            draft.variants.append(
+                Variant("the last rows alone", (part,), lambda r: tuple(t[-1:] for t in r), declared="batch_invariant")
+            )
         return draft
 
     def grid(self) -> Iterator[Case]:
@@ -239,7 +291,9 @@ class MergeAttention(Family):
         yield self.case("float32", "edge", "empty", lead=[0], H=2)
         yield self.case("float32", "edge", "empty", lead=[2, 0], H=2)
         for i, layout in enumerate(("offset", "sliced", "stepped", "transposed", "gapped", "reversed")):
-            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", lead=[6], H=4, E=40, layout=layout)
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i % 3], "edge", "strided", lead=[6], H=4, E=40, layout=layout
+            )
         for dtype in DTYPES:
             yield self.case(dtype, "grid", lead=[3, 129], H=9, E=128, suite="full")
         yield from self.bad_cases()
@@ -248,9 +302,16 @@ class MergeAttention(Family):
         from hypothesis import strategies as st
 
         return st.fixed_dictionaries(
-            {"lead": st.lists(st.integers(1, 12), min_size=1, max_size=2), "H": st.integers(1, 9), "E": st.integers(1, 140)},
-            optional={"apart": st.sampled_from([0.5, 30.0]), "gaps": st.just(False),
-                      "layout": st.sampled_from(["sliced", "stepped", "gapped", "reversed"])},
+            {
+                "lead": st.lists(st.integers(1, 12), min_size=1, max_size=2),
+                "H": st.integers(1, 9),
+                "E": st.integers(1, 140),
+            },
+            optional={
+                "apart": st.sampled_from([0.5, 30.0]),
+                "gaps": st.just(False),
+                "layout": st.sampled_from(["sliced", "stepped", "gapped", "reversed"]),
+            },
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere, rows
 from hal.conformance.cases._values import values
 from hal.conformance.inputs import Draft, Draw
 
@@ -24,11 +24,21 @@ class RotaryEmbedding(Family):
 
     op = "rotary_embedding"
     defaults: ClassVar[dict[str, Any]] = {
-        "lead": [6], "H": 3, "K": 1, "D": 64, "R": None, "M": 50, "interleaved": False, "told": False,
-        "x": "normal", "positions": "random", "scale": 1.0,
+        "lead": [6],
+        "H": 3,
+        "K": 1,
+        "D": 64,
+        "R": None,
+        "M": 50,
+        "interleaved": False,
+        "told": False,
+        "x": "normal",
+        "positions": "random",
+        "scale": 1.0,
     }
     arranged = ("q", "k", "positions", "cos", "sin")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("positions"),
         "q_rank": ("ShapeError", ("q",), change("q", lambda q: q[0, 0])),
         "k_dim": ("ShapeError", ("k",), change("k", lambda k: k[..., 1:])),
         "k_tokens": ("ShapeError", ("k",), change("k", lambda k: k[1:])),
@@ -88,8 +98,13 @@ class RotaryEmbedding(Family):
         yield self.case("float32", "edge", "empty", lead=[2, 0], K=None)
         yield self.case("float32", "edge", lead=[1], H=71, K=1, D=64)
         yield self.case("float32", "edge", "special", lead=[4], D=16, x="special")
-        for dtype, layout in (("float32", "transposed"), ("bfloat16", "sliced"), ("float16", "stepped"),
-                              ("float32", "gapped"), ("bfloat16", "reversed")):
+        for dtype, layout in (
+            ("float32", "transposed"),
+            ("bfloat16", "sliced"),
+            ("float16", "stepped"),
+            ("float32", "gapped"),
+            ("bfloat16", "reversed"),
+        ):
             yield self.case(dtype, "edge", "strided", H=4, K=2, D=40, layout=layout)
         for dtype in DTYPES:
             yield self.case(dtype, "grid", lead=[3, 37], H=9, K=3, D=64, M=4000, suite="full")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
 from hal.conformance.cases.attention import optional
 from hal.conformance.inputs import Draft, Draw, Variant
 
@@ -28,11 +28,19 @@ class CrossEntropy(Family):
 
     op = "cross_entropy"
     defaults: ClassVar[dict[str, Any]] = {
-        "T": 6, "V": 33, "spread": 3.0, "ignored": "some", "ignore_index": -100, "smoothing": 0.0, "z": 0.0,
-        "reduction": "mean", "holes": False,
+        "T": 6,
+        "V": 33,
+        "spread": 3.0,
+        "ignored": "some",
+        "ignore_index": -100,
+        "smoothing": 0.0,
+        "z": 0.0,
+        "reduction": "mean",
+        "holes": False,
     }
     arranged = ("logits", "target")
     bad: ClassVar[dict[str, Any]] = {
+        "device": elsewhere("target"),
         "rank": ("ShapeError", ("logits",), change("logits", lambda x: x[None])),
         "rows": ("ShapeError", ("target",), change("target", lambda t: t[1:])),
         "target_dtype": ("DtypeError", ("target", "int32"), change("target", lambda t: t.int())),
@@ -58,8 +66,12 @@ class CrossEntropy(Family):
         elif p.ignored == "all":
             target = torch.full_like(target, p.ignore_index)
         args: dict[str, Any] = {
-            "logits": logits, "target": target, "ignore_index": p.ignore_index, "label_smoothing": p.smoothing,
-            "z_loss": p.z, "reduction": "none" if p.reduction == "each" else p.reduction,
+            "logits": logits,
+            "target": target,
+            "ignore_index": p.ignore_index,
+            "label_smoothing": p.smoothing,
+            "z_loss": p.z,
+            "reduction": "none" if p.reduction == "each" else p.reduction,
         }
         draft = Draft(args)
         ignored_T1 = (target == p.ignore_index)[:, None]
@@ -68,8 +80,9 @@ class CrossEntropy(Family):
             args["logits"] = logits.masked_fill(ignored_T1, 0.0)
         if p.T > 1 and p.reduction == "each":
             part = args | {"logits": args["logits"][-1:], "target": target[-1:]}
-            draft.variants.append(Variant("the last row alone", (part,), lambda r: (r[0][-1:],),
-                                          declared="batch_invariant"))
+            draft.variants.append(
+                Variant("the last row alone", (part,), lambda r: (r[0][-1:],), declared="batch_invariant")
+            )
         if p.T and p.reduction != "each":
             order = draw.permutation("rows", p.T)
             moved = args | {"logits": args["logits"][order], "target": target[order]}
@@ -94,8 +107,9 @@ class CrossEntropy(Family):
         yield self.case("float32", "edge", T=6, V=40, holes=True, reduction="each")
         yield self.case("float32", "edge", T=1, V=33, ignored="never")
         for i, layout in enumerate(("sliced", "stepped", "transposed", "gapped")):
-            yield self.case(("float32", "bfloat16", "float16")[i % 3], "edge", "strided", T=6, V=70, layout=layout,
-                            reduction="each")
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i % 3], "edge", "strided", T=6, V=70, layout=layout, reduction="each"
+            )
         for dtype in DTYPES:
             yield self.case(dtype, "grid", "poison", T=20, V=32003, reduction="each", suite="full")
             yield self.case(dtype, "grid", "poison", T=300, V=257, smoothing=0.1, suite="full")
@@ -107,8 +121,10 @@ class CrossEntropy(Family):
         return st.fixed_dictionaries(
             {"T": st.integers(1, 12), "V": st.integers(2, 300), "reduction": st.sampled_from(REDUCTIONS)},
             optional={
-                "smoothing": st.sampled_from([0.05, 0.5]), "z": st.sampled_from([0.01, 1.0]),
-                "spread": st.sampled_from([0.5, 20.0]), "ignored": st.sampled_from(["all", "never"]),
+                "smoothing": st.sampled_from([0.05, 0.5]),
+                "z": st.sampled_from([0.01, 1.0]),
+                "spread": st.sampled_from([0.5, 20.0]),
+                "ignored": st.sampled_from(["all", "never"]),
                 "layout": st.sampled_from(["sliced", "stepped", "transposed"]),
             },
         )
@@ -136,7 +152,8 @@ def sampling_logits(p: P, draw: Draw, dtype: torch.dtype) -> Tensor:
     elif p.x == "sparse":
         x = torch.full((p.B, p.V), -math.inf, dtype=torch.float64)
         x[:, 1], x[:, -1] = 0.0, -1.0
-    return x.to(dtype)
+    found: Tensor = x.to(dtype)
+    return found
 
 
 def parameters(p: P, draw: Draw) -> dict[str, Any]:
@@ -162,9 +179,17 @@ class TopKTopPProbs(Family):
 
     op = "top_k_top_p_probs"
     defaults: ClassVar[dict[str, Any]] = {
-        "B": 5, "V": 77, "x": "normal", "spread": 2.0, "t": None, "k": None, "p": None, "m": None, "kind": "numbers",
+        "B": 5,
+        "V": 77,
+        "x": "normal",
+        "spread": 2.0,
+        "t": None,
+        "k": None,
+        "p": None,
+        "m": None,
+        "kind": "numbers",
     }
-    arranged = ("logits", "temperature", "top_k", "top_p", "min_p")
+    arranged: ClassVar[tuple[str, ...]] = ("logits", "temperature", "top_k", "top_p", "min_p")
     bad: ClassVar[dict[str, Any]] = {
         "rank": ("ShapeError", ("logits",), change("logits", lambda x: x[0])),
         "int_logits": ("DtypeError", ("logits", "int64"), change("logits", lambda x: x.long())),
@@ -172,6 +197,7 @@ class TopKTopPProbs(Family):
         "temperature": ("ArgumentError", ("temperature",), change("temperature", lambda _: -1.0)),
         "temperature_tensor": ("ArgumentError", ("temperature",), change("temperature", lambda _: torch.tensor(-1.0))),
         "temperature_nan": ("ArgumentError", ("temperature",), change("temperature", lambda _: math.nan)),
+        "device": ("DeviceError", ("top_p", "meta"), change("top_p", lambda _: torch.tensor(0.5, device="meta"))),
         "top_p_high": ("ArgumentError", ("top_p",), change("top_p", lambda _: 1.5)),
         "top_p_shape": ("ShapeError", ("top_p",), change("top_p", lambda _: torch.full((3,), 0.5))),
         "top_k_dtype": ("DtypeError", ("top_k",), change("top_k", lambda _: torch.full((5,), 3.0))),
@@ -182,10 +208,14 @@ class TopKTopPProbs(Family):
         args = {"logits": sampling_logits(p, draw, dtype), **parameters(p, draw)}
         draft = Draft(args)
         if p.B > 1:
-            part = {name: value[-1:] if isinstance(value, Tensor) and value.dim() else value
-                    for name, value in args.items()}
-            draft.variants.append(Variant("the last row alone", (self.alone(part, p),), lambda r: (r[0][-1:],),
-                                          declared="batch_invariant"))
+            part = {
+                name: value[-1:] if isinstance(value, Tensor) and value.dim() else value for name, value in args.items()
+            }
+            draft.variants.append(
+                Variant(
+                    "the last row alone", (self.alone(part, p),), lambda r: (r[0][-1:],), declared="batch_invariant"
+                )
+            )
         if p.k is None:
             draft.variants.append(Variant("k of the whole vocabulary", (args | {"top_k": p.V},)))
             draft.variants.append(Variant("k of 0", (args | {"top_k": 0},)))
@@ -226,8 +256,9 @@ class TopKTopPProbs(Family):
         yield self.case("float32", "edge", "empty", B=0, k=3)
         yield self.case("float32", "edge", "empty", B=0, t=0.9, p=0.5, kind="rows")
         for i, layout in enumerate(("sliced", "stepped", "transposed")):
-            yield self.case(("float32", "bfloat16", "float16")[i], "edge", "strided", k=20, p=0.9, t=0.8, kind="rows",
-                            layout=layout)
+            yield self.case(
+                ("float32", "bfloat16", "float16")[i], "edge", "strided", k=20, p=0.9, t=0.8, kind="rows", layout=layout
+            )
         for dtype in DTYPES:
             yield self.case(dtype, "grid", B=4, V=32003, t=0.8, k=50, p=0.95, suite="full")
             yield self.case(dtype, "grid", B=4, V=32003, spread=1.0, p=0.9, suite="full")
@@ -240,9 +271,16 @@ class TopKTopPProbs(Family):
         @st.composite
         def recipe(draw: Any) -> dict[str, Param]:
             made: dict[str, Param] = {"B": draw(st.integers(1, 8)), "V": draw(st.integers(2, 300))}
-            optional(draw, made, x=st.sampled_from(["ties", "holes", "odd"]), t=st.sampled_from([0.3, 0.9, 1.6]),
-                     k=st.integers(1, 60), p=st.sampled_from([0.1, 0.5, 0.9, 0.99]), m=st.sampled_from([0.01, 0.3]),
-                     kind=st.sampled_from(["one", "rows"]))
+            optional(
+                draw,
+                made,
+                x=st.sampled_from(["ties", "holes", "odd"]),
+                t=st.sampled_from([0.3, 0.9, 1.6]),
+                k=st.integers(1, 60),
+                p=st.sampled_from([0.1, 0.5, 0.9, 0.99]),
+                m=st.sampled_from([0.01, 0.3]),
+                kind=st.sampled_from(["one", "rows"]),
+            )
             return made
 
         return recipe()
@@ -264,8 +302,11 @@ class TopKTopPSample(TopKTopPProbs):
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
         number = int(draw.integers("seed", (1,), 0, 1 << 40))
         draft = super().draft(p, draw, dtype)
-        seeds = {"number": number, "one": torch.tensor(number),
-                 "rows": draw.integers("seeds", (p.B,), -(1 << 60), 1 << 60)}
+        seeds = {
+            "number": number,
+            "one": torch.tensor(number),
+            "rows": draw.integers("seeds", (p.B,), -(1 << 60), 1 << 60),
+        }
         draft.args["seed"] = seeds[p.seed]
         told = draft.variants
         draft.variants = []
@@ -273,8 +314,14 @@ class TopKTopPSample(TopKTopPProbs):
             seed = draft.args["seed"]
             if "alone" in variant.name:
                 seed = seed[-1:] if p.seed == "rows" else torch.tensor([number + p.B - 1])
-            draft.variants.append(Variant(variant.name, tuple({**call, "seed": seed} for call in variant.calls),
-                                          variant.expects, declared=variant.declared))
+            draft.variants.append(
+                Variant(
+                    variant.name,
+                    tuple({**call, "seed": seed} for call in variant.calls),
+                    variant.expects,
+                    declared=variant.declared,
+                )
+            )
         if p.seed != "rows" and p.B:
             each = draft.args | {"seed": number + torch.arange(p.B)}
             draft.variants.append(Variant("a seed per row", (each,)))

@@ -1,4 +1,4 @@
-"""Report files: checked before a run starts, written whole or not at all."""
+"""Files that hal writes: checked before work starts, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 
 from hal.errors import FileError
 
+__all__ = ["check_writable", "write_whole"]
+
 
 def _error(path: Path, asked: str, reason: str) -> FileError:
     return FileError(
-        f"cannot {asked} {str(path)!r}: {reason}. Reports go to a file in an existing directory that you may write to; "
-        f"create the directory or name another path."
+        f"cannot {asked} {str(path)!r}: {reason}. It must be a file in an existing directory that you may write to; "
+        "create the directory or name another path"
     )
 
 
@@ -30,18 +32,18 @@ def check_writable(path: Path) -> None:
     target = path.resolve()
     try:
         if target.is_dir():
-            raise _error(path, "write a report to", "it is a directory")
+            raise _error(path, "write", "it is a directory")
         if not target.parent.is_dir():
-            raise _error(path, "write a report to", f"there is no directory {str(target.parent)!r}")
+            raise _error(path, "write", f"there is no directory {str(target.parent)!r}")
         if target.exists() and not os.access(target, os.W_OK):
-            raise _error(path, "write a report to", "the file is there and is not writable")
+            raise _error(path, "write", "the file is there and is not writable")
         if _is_plain(target):
             with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:80]}."):
                 pass
     except OSError as error:
         if isinstance(error, FileError):
             raise
-        raise _error(path, "write a report to", error.strerror or str(error)) from error
+        raise _error(path, "write", error.strerror or str(error)) from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -61,7 +63,7 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(temporary, target)
         temporary = None
     except OSError as error:
-        raise _error(path, "write a report to", error.strerror or str(error)) from error
+        raise _error(path, "write", error.strerror or str(error)) from error
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
