@@ -63,7 +63,7 @@ def stored(t: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if dtype is t.dtype:
         return t
-    rounded: Tensor = _Stored.apply(t, dtype) if t.requires_grad else t.to(dtype).to(t.dtype)
+    rounded: Tensor = _Stored.apply(t, dtype)  # type: ignore[no-untyped-call]
     return rounded
 
 

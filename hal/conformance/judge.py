@@ -81,7 +81,11 @@ class _Trial:
         if self.draft.raises is not None:
             self._bad_input()
             return
-        inputs = self.place(self.subject.family.poison(self.case))
+        try:
+            inputs = self.place(self.subject.family.poison(self.case))
+        except (RuntimeError, TypeError, NotImplementedError) as error:  # no float64, no fp8, …
+            self.status, self.reasons = "unsupported", (f"{self.device} cannot hold the inputs: {_line(error)}",)
+            return
         answer = self.target.answer(Args(**vars(self.subject.op.bind((), inputs.args))), self.device)
         if isinstance(answer, Rejected):
             self._rejected(inputs, answer)

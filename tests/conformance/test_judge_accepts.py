@@ -208,3 +208,13 @@ def test_a_device_that_saturates_says_so_and_is_not_asked_for_nan() -> None:
     assert special.status == "unsupported"
     assert special.reasons == ("the device saturates Inf and NaN, as the implementation declares",)
     assert judge(family("rms_norm").case("float32", "grid", T=6, F=40), saturating).status == "passed"
+
+
+def test_a_device_that_cannot_hold_a_dtype_makes_its_cases_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_float64(*args: Any, **kwargs: Any) -> Any:
+        raise TypeError("Cannot convert to float64: the device has none")
+
+    monkeypatch.setattr("hal.conformance.judge.place", no_float64)
+    verdict = judge(family("rms_norm").case("float64", "grid", F=32), reference("rms_norm"))
+    assert verdict.status == "unsupported"
+    assert verdict.reasons == ("cpu cannot hold the inputs: Cannot convert to float64: the device has none",)

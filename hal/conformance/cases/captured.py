@@ -1,4 +1,4 @@
-"""Calls of a real model (SmolLM2-135M-Instruct, bfloat16), recorded by `hal.conformance.capture`."""
+"""Calls of a real model (SmolLM2-135M-Instruct, bfloat16), recorded by `python -m hal.bench.capture --model PATH`."""
 
 from __future__ import annotations
 
