@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,8 +116,10 @@ def test_inputs_are_the_same_bits_as_ever() -> None:
 
 def test_inputs_are_the_same_bits_in_another_process() -> None:
     case = family("paged_attention").case("bfloat16", "grid", "poison", q=[1, 7], k=[33, 7], layout="gapped")
+    here = str(Path(__file__).parent)
     code = (
-        f"import sys; sys.path.insert(0, {sys.path[0]!r}); from test_cases import *; print(digest(find({case.id!r})))"
+        f"import sys; sys.path.insert(0, {here!r}); from test_cases import digest, find; "
+        f"print(digest(find({case.id!r})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == digest(case)
