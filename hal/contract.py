@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -135,11 +135,18 @@ class Op:
     # Derived once, as plain attributes: torch.compile cannot trace the lock of a cached_property.
     schema_names: tuple[str, ...] = field(init=False)
     one_to_one: bool = field(init=False)
+    grad_positions: tuple[int, ...] = field(init=False)
+    steady_names: frozenset[str] = field(init=False)
+    places: tuple[tuple[str, Any], ...] = field(init=False)
     torch_op: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         names = tuple(part.split()[-1] for part in self.schema.split(","))
         object.__setattr__(self, "schema_names", names)
+        object.__setattr__(self, "grad_positions", tuple(names.index(name) for name in self.grad))
+        parts = (part for name in self.volatile for part in (name, *self.splits.get(name, ())))
+        object.__setattr__(self, "steady_names", frozenset(parts))
+        object.__setattr__(self, "places", tuple(self._places()))
         object.__setattr__(self, "one_to_one", names == tuple(self.signature.parameters))
 
     def registered(self, torch_op: Any) -> None:
@@ -167,18 +174,23 @@ class Op:
         """Public keyword arguments from the torch op's positional ones."""
         if self.one_to_one:
             return dict(zip(self.schema_names, packed, strict=True))
-        values = dict(zip(self.schema_names, packed, strict=True))
-        return {name: self._joined(name, values) for name in self.signature.parameters}
+        return {name: packed[at] if type(at) is int else _joined(packed, at) for name, at in self.places}
 
-    def _joined(self, name: str, values: Mapping[str, Any]) -> Any:
-        """A public argument from its schema arguments: a tensor or a number, or a tuple of several."""
-        parts = self.splits.get(name)
-        if parts is None:
-            return values.get(name)
-        if name in values:
-            return next((values[part] for part in (name, *parts) if values[part] is not None), None)
-        present = tuple(values[part] for part in parts)
-        return None if all(part is None for part in present) else present
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        """Where each public parameter stands among the torch op's arguments.
+
+        A position, or None for one that the torch op does not have, or for a split parameter its positions and
+        whether they are alternatives (a tensor or a number) rather than the members of a tuple.
+        """
+        for name in self.signature.parameters:
+            parts = tuple(self.schema_names.index(part) for part in self.splits.get(name, ()))
+            own = self.schema_names.index(name) if name in self.schema_names else None
+            if not parts:
+                yield name, own
+            elif own is None:
+                yield name, (parts, len(parts) == 1)
+            else:
+                yield name, ((own, *parts), True)
 
     def outs(self, a: Args, public_result: Any) -> tuple[Tensor, ...]:
         """The torch op's results from the public result."""
@@ -210,6 +222,16 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+def _joined(packed: Sequence[Any], at: tuple[tuple[int, ...], bool] | None) -> Any:
+    if at is None:
+        return None
+    positions, alternatives = at
+    present = tuple([packed[position] for position in positions])
+    if alternatives:
+        return next((value for value in present if value is not None), None)
+    return None if all(value is None for value in present) else present
 
 
 def _op_by_name(name: str, module: str) -> Op:

@@ -7,8 +7,9 @@ force, and calls the plan found under it. Validation and selection run when a ke
 from __future__ import annotations
 
 import functools
+import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -34,6 +35,7 @@ _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 _policy_key = settings.policy_key
+_metadata = operator.attrgetter("dtype", "shape", "device")
 _forward_ad = torch.autograd.forward_ad
 
 # Keys hold shapes: calls of ever new shapes must not fill the memory.
@@ -88,21 +90,16 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
             or (autocast and _autocast())
         ):
             return long_way(op, args, kwargs)
-        recorded = False
-        parts: list[Any] = [_policy_key(), _deterministic(), *kwargs]
-        values: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
+        parts: list[Any] = [_policy_key(), _deterministic()]
+        values: Sequence[Any] = args
+        if kwargs:
+            parts += kwargs
+            values = (*args, *kwargs.values())
         if volatile:
-            values = steady(op, args, kwargs)
-        for value in values:
-            kind = type(value)
-            if kind is Tensor or kind is Parameter:
-                if value.requires_grad:
-                    recorded = True
-                parts += (value.dtype, value.shape, value.stride(), value.device)
-            elif isinstance(value, Tensor):
-                return long_way(op, args, kwargs)
-            else:  # the type too: True and 1 are equal, but not equally legal
-                parts += (kind, tuple(map(describe, value)) if kind is list or kind is tuple else value)
+            values = steady(op, values, (*op.signature.parameters,)[: len(args)] + tuple(kwargs))
+        found = _fingerprint(parts, values)
+        if found & _STRANGE:
+            return long_way(op, args, kwargs)
         key = tuple(parts)
         try:
             plan = plans.get(key)
@@ -110,7 +107,7 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
             plan = new_plan(op, op.bind(args, kwargs))
         if plan is None:
             plan = plans[key] = _bounded(plans, new_plan(op, op.bind(args, kwargs)))
-        if recorded and _grad_enabled():
+        if found and _grad_enabled():
             if record is None:
                 return long_way(op, args, kwargs)
             packed = op.pack(*args, **kwargs)
@@ -124,8 +121,9 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
 
 def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Through the torch op: autograd records it, modes and compilers see it."""
+    compiling = _is_compiling()
     packed = op.pack(*args, **kwargs)
-    if not _is_compiling():
+    if not compiling:
         refuse_transforms(op, packed)
     if op.autocast and _autocast():
         packed = _cast(op, packed)
@@ -136,9 +134,9 @@ def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     torch_op = op.torch_op
     if not op.grad:
         outs = torch_op(*packed)
-    elif _grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in packed):
+    elif _grad_enabled() and _requires_grad(op, packed):
         outs = torch_op(*packed, True)
-    elif _is_compiling() or _functorch_level() is not None:
+    elif compiling or _functorch_level() is not None:
         outs = torch_op(*packed, False)
     else:
         with torch._C._AutoDispatchBelowAutograd():  # nothing to record: spare the autograd kernel, in Python too
@@ -148,19 +146,20 @@ def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return op.public(outs[: len(op.results)], packed)
 
 
+def _requires_grad(op: Op, packed: Sequence[Any]) -> bool:
+    for position in op.grad_positions:
+        value = packed[position]
+        if value is not None and value.requires_grad:
+            return True
+    return False
+
+
 def plan_packed(op: Op, packed: Sequence[Any]) -> tuple[BoundPlan, dict[str, Any]]:
     """The plan of a torch op's call, and the public keyword arguments."""
     arguments = op.unpack(packed)
     plans = _packed_caches(op.name)
     parts: list[Any] = [_policy_key(), _deterministic()]
-    for value in _steady_packed(op, packed) if op.volatile else packed:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            parts += (value.dtype, value.shape, value.stride(), value.device)
-        elif value is None or kind is float or kind is bool or kind is int:
-            parts += (kind, value)
-        else:
-            parts.append(describe(value))
+    _fingerprint(parts, steady(op, packed, op.schema_names) if op.volatile else packed)
     key = tuple(parts)
     plan = plans.get(key)
     if plan is None:
@@ -179,19 +178,34 @@ def new_plan(op: Op, a: Args) -> BoundPlan:
     return dispatcher().plan(op, a)
 
 
-def steady(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """A call's values, with numbers that change from call to call replaced by their type."""
-    named = [*zip(op.signature.parameters, args, strict=False), *kwargs.items()]
-    return [_kind_of(value) if name in op.volatile else value for name, value in named]
+# What a look at a call's values found: a plain tensor that requires a gradient; a tensor that is not plain.
+_REQUIRES_GRAD, _STRANGE = 1, 2
+_SCALARS = frozenset({type(None), bool, int, float, str, torch.dtype})
 
 
-def _steady_packed(op: Op, packed: Sequence[Any]) -> list[Any]:
-    volatile = {part for name in op.volatile for part in (name, *op.splits.get(name, ()))}
-    return [_kind_of(value) if name in volatile else value for name, value in zip(op.schema_names, packed, strict=True)]
+def _fingerprint(parts: list[Any], values: Iterable[Any]) -> int:
+    """Add to a plan key what stands for these values, and tell what must be known of them."""
+    found = 0
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            # Shape fixes the strides of a contiguous tensor; asking is cheaper than hashing them.
+            parts += (_metadata(value), value.is_contiguous() or value.stride())
+            if value.requires_grad:
+                found |= _REQUIRES_GRAD
+        elif kind in _SCALARS:  # the type too: True and 1 are equal, but not equally legal
+            parts += (kind, value)
+        else:
+            parts.append(describe(value))
+            if isinstance(value, Tensor):
+                found |= _STRANGE
+    return found
 
 
-def _kind_of(value: Any) -> Any:
-    return value if isinstance(value, Tensor) else type(value)
+def steady(op: Op, values: Iterable[Any], names: Iterable[str]) -> list[Any]:
+    """The values of a call, with numbers that change from call to call replaced by their type."""
+    named = zip(names, values, strict=False)
+    return [type(v) if name in op.steady_names and not isinstance(v, Tensor) else v for name, v in named]
 
 
 def describe(value: Any) -> Any:
@@ -221,9 +235,11 @@ def refuse_transforms(op: Op, packed: Sequence[Any]) -> None:
     tangents = _forward_ad._current_level >= 0
     for value in packed:
         kind = type(value)
-        if (kind is Tensor or kind is Parameter) and not tangents:
-            continue
-        if not isinstance(value, Tensor):
+        if (
+            kind in _SCALARS
+            or ((kind is Tensor or kind is Parameter) and not tangents)
+            or not isinstance(value, Tensor)
+        ):
             continue
         if kind.__module__.startswith("torch.distributed.tensor"):
             raise TransformError(f"{op.name} does not take DTensor; pass each rank's local tensor (`.to_local()`)")

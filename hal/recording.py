@@ -55,8 +55,7 @@ def backward(ctx: Any, op: Op, grads: Sequence[Tensor | None], needed: Sequence[
     kept = iter(ctx.saved_tensors)
     packed = [next(kept) if slot is None else slot[0] for slot in ctx.layout]
     outs = list(kept)
-    positions = [op.schema_names.index(name) for name in op.grad]
-    needs = [needed[i] for i in positions]
+    needs = [needed[i] for i in op.grad_positions]
     plan: BoundPlan | None = ctx.plan
     if plan is None or torch.is_grad_enabled():  # traced, or to be differentiated again: the torch op must see it
         torch_op = getattr(torch.ops.hal, f"{op.name}_bwd").default
@@ -65,7 +64,7 @@ def backward(ctx: Any, op: Op, grads: Sequence[Tensor | None], needed: Sequence[
     else:
         found = gradients(op, plan, packed, outs, tuple(grads[: len(op.results)]), tuple(needs))
     results: list[Tensor | None] = [None] * len(packed)
-    for position, need, gradient in zip(positions, needs, found, strict=True):
+    for position, need, gradient in zip(op.grad_positions, needs, found, strict=True):
         results[position] = gradient if need else None
     return tuple(results)
 

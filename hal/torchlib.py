@@ -25,7 +25,7 @@ class _LastPlan(threading.local):
 
 
 _last = _LastPlan()
-_dtypes: dict[tuple[str, torch.dtype], tuple[torch.dtype, ...]] = {}
+_empties: dict[tuple[str, torch.dtype, torch.device], tuple[torch.Tensor, ...]] = {}
 
 
 def forward_schema(op: Op) -> str:
@@ -64,7 +64,6 @@ def register(op: Op) -> None:
 def _forward_kernel(op: Op) -> Callable[..., Any]:
     plain = op.to_outs is None and op.optional_result is None
     single, stats = plain and len(op.results) == 1, bool(op.stats)
-    empty = torch.empty
 
     def inference(*packed: Any) -> Any:
         plan, arguments = dispatch.plan_packed(op, packed)
@@ -74,8 +73,7 @@ def _forward_kernel(op: Op) -> Callable[..., Any]:
             return outcome
         outs = (outcome,) if single else op.outs(Args(**arguments), outcome)
         if stats:
-            device = outs[0].device
-            outs += tuple([empty(0, dtype=dtype, device=device) for dtype in _stat_dtypes(op, arguments)])
+            outs += _no_stats(op, arguments)
         return outs[0] if len(outs) == 1 else outs or None
 
     def differentiable(*packed: Any) -> Any:
@@ -90,12 +88,15 @@ def _forward_kernel(op: Op) -> Callable[..., Any]:
     return differentiable if op.grad else inference
 
 
-def _stat_dtypes(op: Op, arguments: dict[str, Any]) -> tuple[torch.dtype, ...]:
-    # A statistic's dtype follows from the dtype of the leading argument alone; metas are too slow for every call.
-    leading = arguments[op.schema_names[0]].dtype
-    found = _dtypes.get((op.name, leading))
+def _no_stats(op: Op, arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The (0,) results that stand for statistics nobody keeps: made once, for they hold nothing that could change."""
+    leading = arguments[op.schema_names[0]]
+    key = (op.name, leading.dtype, leading.device)
+    found = _empties.get(key)
     if found is None:
-        found = _dtypes[op.name, leading] = tuple(m.dtype for m in op.meta(Args(**arguments))[len(op.results) :])
+        metas = op.meta(Args(**arguments))[len(op.results) :]
+        found = tuple(torch.empty(0, dtype=meta.dtype, device=leading.device) for meta in metas)
+        _empties[key] = found
     return found
 
 
