@@ -141,16 +141,12 @@ class Diagnosis(_Record):
     @property
     def healthy(self) -> bool:
         """Nothing conflicts, nothing failed to load, no package is broken."""
-        return not (
-            self.conflicts or self.problems or any(p.status in ("broken", "timeout") for p in self.packages)
-        )
+        return not (self.conflicts or self.problems or any(p.status in ("broken", "timeout") for p in self.packages))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able data; descriptors without their empty fields."""
         data = self.model_dump(mode="json", exclude={"devices"})
-        data["devices"] = {
-            name: [device.to_json() for device in found] for name, found in self.devices.items()
-        }
+        data["devices"] = {name: [device.to_json() for device in found] for name, found in self.devices.items()}
         data["healthy"] = self.healthy
         return data
 
@@ -310,9 +306,7 @@ def _backends(problems: list[Problem]) -> tuple[tuple[Backend, ...], dict[str, t
             devices[found.name] = tuple(registry.devices(found.name))
         except Exception as error:  # a vendor's runtime may fail in any way; the rest must still be told
             problems.append(_problem(f"devices of {found.name}", error))
-    problems += [
-        Problem(where=f"plug-in {f.name}", type=f.type, message=f.message) for f in registry.failures()
-    ]
+    problems += [Problem(where=f"plug-in {f.name}", type=f.type, message=f.message) for f in registry.failures()]
     return tuple(backends), devices
 
 

@@ -26,12 +26,8 @@ def numerics() -> dict[str, str]:
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         asked |= {
             "cuda.matmul.allow_tf32": lambda: matmul.allow_tf32,
-            "cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: (
-                matmul.allow_fp16_reduced_precision_reduction
-            ),
-            "cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: (
-                matmul.allow_bf16_reduced_precision_reduction
-            ),
+            "cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: matmul.allow_fp16_reduced_precision_reduction,
+            "cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: matmul.allow_bf16_reduced_precision_reduction,
             "cudnn.allow_tf32": lambda: cudnn.allow_tf32,
             "cudnn.deterministic": lambda: cudnn.deterministic,
             "cudnn.benchmark": lambda: cudnn.benchmark,

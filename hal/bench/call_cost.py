@@ -71,9 +71,7 @@ class Item:
 
     @property
     def exceeded(self) -> bool:
-        return (
-            self.limit_us is not None and self.over_bare_us is not None and self.over_bare_us > self.limit_us
-        )
+        return self.limit_us is not None and self.over_bare_us is not None and self.over_bare_us > self.limit_us
 
 
 def subjects(device: torch.device) -> list[Subject]:

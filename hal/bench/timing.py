@@ -68,6 +68,4 @@ def _nothing() -> None:
 def _summary(times: list[int], clock: float) -> Timing:
     ordered = sorted(times)
     p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-    return Timing(
-        max(0.0, statistics.median(ordered) - clock) / 1e3, max(0.0, p99 - clock) / 1e3, len(ordered)
-    )
+    return Timing(max(0.0, statistics.median(ordered) - clock) / 1e3, max(0.0, p99 - clock) / 1e3, len(ordered))

@@ -60,9 +60,7 @@ def _present(device: str | torch.device | int) -> torch.device:
     count = getattr(module, "device_count", lambda: 1)()
     index = where.index if where.index is not None else getattr(module, "current_device", lambda: 0)()
     if not 0 <= index < count:
-        raise DeviceError(
-            f"{where} was asked for; torch sees {count} {where.type} device(s), 0 to {count - 1}"
-        )
+        raise DeviceError(f"{where} was asked for; torch sees {count} {where.type} device(s), 0 to {count - 1}")
     return torch.device(where.type, index)
 
 
@@ -83,9 +81,7 @@ class _Reader:
     def __call__(self, value: Any, unit: str, note: str | None = None) -> Figures:
         if value is None or value == "" or value == 0:
             return ()
-        return (
-            Figure(value=value, unit=unit, source=self.source, date=self.date, kind="measured", note=note),
-        )
+        return (Figure(value=value, unit=unit, source=self.source, date=self.date, kind="measured", note=note),)
 
     def flag(self, value: bool | None) -> Figures:
         if value is None:
@@ -182,9 +178,7 @@ def _other(where: torch.device) -> DeviceDescriptor:
     sheet = find(str(name))
     total = getattr(props, "total_memory", None) or _answer(module, "recommended_max_memory")
     return DeviceDescriptor(
-        vendor=sheet.vendor
-        if sheet
-        else str(getattr(props, "vendor", None) or getattr(module, "vendor", "unknown")),
+        vendor=sheet.vendor if sheet else str(getattr(props, "vendor", None) or getattr(module, "vendor", "unknown")),
         name=str(name),
         torch_device=where.type,
         device=str(where),
@@ -224,14 +218,10 @@ def _cpu() -> DeviceDescriptor:
         device="cpu",
         compute=(
             ComputeUnit(name="core", count=_Reader("/sys/devices/system/cpu")(_physical_cores(), "count")),
-            ComputeUnit(
-                name="hardware thread", count=system(_usable_threads(), "count", "usable by this process")
-            ),
+            ComputeUnit(name="hardware thread", count=system(_usable_threads(), "count", "usable by this process")),
         ),
         memory=(MemoryLevel(name="device", size=system(_memory(), "B")), *_caches()),
-        vector=_Reader("torch.backends.cpu.get_cpu_capability")(
-            _SIMD_BITS.get(capability), "bit", capability
-        ),
+        vector=_Reader("torch.backends.cpu.get_cpu_capability")(_SIMD_BITS.get(capability), "bit", capability),
         features={name: figures for name, figures in features.items() if figures},
     )
 
@@ -323,9 +313,7 @@ def _union(first: Figures, second: Figures) -> Figures:
 
 def _join(first: tuple[R, ...], second: tuple[R, ...], *key: str) -> tuple[R, ...]:
     """The records of both, figures of one and the same record side by side."""
-    others: dict[tuple[Any, ...], R] = {
-        tuple(getattr(record, part) for part in key): record for record in second
-    }
+    others: dict[tuple[Any, ...], R] = {tuple(getattr(record, part) for part in key): record for record in second}
     joined: list[R] = []
     for record in first:
         other = others.pop(tuple(getattr(record, part) for part in key), None)

@@ -161,9 +161,7 @@ Figures = tuple[Figure, ...]
 
 def pick(figures: Figures, prefer: tuple[Kind, ...] = ("vendor", "measured", "press")) -> Figure | None:
     """The first figure of the most preferred class; None if nothing is known."""
-    ranked = sorted(
-        figures, key=lambda figure: prefer.index(figure.kind) if figure.kind in prefer else len(prefer)
-    )
+    ranked = sorted(figures, key=lambda figure: prefer.index(figure.kind) if figure.kind in prefer else len(prefer))
     return ranked[0] if ranked else None
 
 
@@ -171,9 +169,7 @@ def _dimension(*allowed: str) -> AfterValidator:
     def check(figures: Figures) -> Figures:
         for figure in figures:
             if figure.dimension not in allowed:
-                raise ValueError(
-                    f"unit {figure.unit!r} cannot measure this; wanted one of: {', '.join(allowed)}"
-                )
+                raise ValueError(f"unit {figure.unit!r} cannot measure this; wanted one of: {', '.join(allowed)}")
         return figures
 
     return AfterValidator(check)

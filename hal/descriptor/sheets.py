@@ -31,9 +31,7 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.sheet}: {self.where}: {self.problem}" if self.where else f"{self.sheet}: {self.problem}"
-        )
+        return f"{self.sheet}: {self.where}: {self.problem}" if self.where else f"{self.sheet}: {self.problem}"
 
 
 def read(file: Path | Traversable) -> DeviceDescriptor:
@@ -115,9 +113,7 @@ def _label(document: Sheet | Traversable, position: int) -> str:
 
 def _findings(label: str, error: ValidationError) -> list[Finding]:
     return [
-        Finding(
-            label, ".".join(str(part) for part in fault["loc"]), fault["msg"].removeprefix("Value error, ")
-        )
+        Finding(label, ".".join(str(part) for part in fault["loc"]), fault["msg"].removeprefix("Value error, "))
         for fault in error.errors(include_url=False)
     ]
 
@@ -148,9 +144,7 @@ def _relations(sound: list[tuple[str, DeviceDescriptor]]) -> Iterable[Finding]:
     for label, sheet in sound:
         for name in {_plain(sheet.name), *map(_plain, sheet.aliases)}:
             if name in owners:
-                yield Finding(
-                    label, "name", f"{sheet.name} shares the name or alias {name!r} with {owners[name]}"
-                )
+                yield Finding(label, "name", f"{sheet.name} shares the name or alias {name!r} with {owners[name]}")
             owners.setdefault(name, label)
     names = {sheet.name for _, sheet in sound}
     for label, sheet in sound:

@@ -51,9 +51,7 @@ def rotary_cache(
     if not isinstance(max_pos, int) or max_pos < 0:
         raise ArgumentError(f"rotary_cache: max_pos is {max_pos!r}; it must be an integer of at least 0")
     if not isinstance(rotary_dim, int) or rotary_dim < 2 or rotary_dim % 2:
-        raise ArgumentError(
-            f"rotary_cache: rotary_dim is {rotary_dim!r}; it must be an even integer of at least 2"
-        )
+        raise ArgumentError(f"rotary_cache: rotary_dim is {rotary_dim!r}; it must be an even integer of at least 2")
     if not (math.isfinite(base) and base > 1):
         raise ArgumentError(f"rotary_cache: base is {base}; it must be a number greater than 1")
     frequency, factor = _frequencies(max_pos, rotary_dim, base, scaling)
@@ -71,9 +69,7 @@ def _frequencies(max_pos: int, dim: int, base: float, scaling: Scaling | None) -
         )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _SCALINGS:
-        raise ArgumentError(
-            f"rotary_cache: rope_type is {kind!r}; supported are {', '.join(sorted(_SCALINGS))}"
-        )
+        raise ArgumentError(f"rotary_cache: rope_type is {kind!r}; supported are {', '.join(sorted(_SCALINGS))}")
     return _SCALINGS[kind](scaling, max_pos, dim, base)
 
 
@@ -85,8 +81,7 @@ def _required(scaling: Scaling, kind: str, *keys: str) -> list[float]:
     missing = [key for key in keys if scaling.get(key) is None]
     if missing:
         raise ArgumentError(
-            f"rotary_cache: rope_type {kind!r} needs {', '.join(keys)}; {', '.join(missing)} is missing in "
-            "scaling"
+            f"rotary_cache: rope_type {kind!r} needs {', '.join(keys)}; {', '.join(missing)} is missing in scaling"
         )
     return [_positive(kind, key, scaling[key]) for key in keys]
 
@@ -97,9 +92,7 @@ def _positive(kind: str, key: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise ArgumentError(
-            f"rotary_cache: {key} of rope_type {kind!r} is {value!r}; it must be a positive number"
-        )
+        raise ArgumentError(f"rotary_cache: {key} of rope_type {kind!r} is {value!r}; it must be a positive number")
     return number
 
 
@@ -109,8 +102,7 @@ def _stretch(scaling: Scaling, kind: str, original: float) -> float:
         return _positive(kind, "factor", scaling["factor"])
     if scaling.get("max_position_embeddings") is None:
         raise ArgumentError(
-            f"rotary_cache: rope_type {kind!r} needs factor or max_position_embeddings in scaling; neither "
-            "is there"
+            f"rotary_cache: rope_type {kind!r} needs factor or max_position_embeddings in scaling; neither is there"
         )
     return _positive(kind, "max_position_embeddings", scaling["max_position_embeddings"]) / original
 
@@ -143,8 +135,7 @@ def _llama3(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequencie
     )
     if not low < high:
         raise ArgumentError(
-            f"rotary_cache: low_freq_factor is {low} and high_freq_factor {high}; the first must be the "
-            "smaller"
+            f"rotary_cache: low_freq_factor is {low} and high_freq_factor {high}; the first must be the smaller"
         )
     frequency = _default(dim, base)
     turns = original * frequency / (2 * math.pi)
@@ -208,8 +199,7 @@ def _per_dim(scaling: Scaling, key: str, count: int) -> Tensor:
     if not isinstance(values, Sequence) or len(values) != count:
         what = f"{len(values)} numbers" if isinstance(values, Sequence) else repr(values)
         raise ArgumentError(
-            f"rotary_cache: {key} of rope_type 'longrope' is {what}; it must be rotary_dim / 2 = {count} "
-            "numbers"
+            f"rotary_cache: {key} of rope_type 'longrope' is {what}; it must be rotary_dim / 2 = {count} numbers"
         )
     return torch.tensor([_positive("longrope", key, v) for v in values], dtype=torch.float64, device="cpu")
 

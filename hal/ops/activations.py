@@ -46,9 +46,7 @@ def _dims(a: Args) -> dict[str, int]:
     return {"features": a.x.shape[-1] // 2}
 
 
-def _silu_pack(
-    x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0
-) -> tuple[Any, ...]:
+def _silu_pack(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> tuple[Any, ...]:
     return x, limit, alpha, up_offset
 
 
@@ -122,9 +120,7 @@ SILU_ACCURACY = Accuracy(
     features=("limit", "alpha", "up_offset"),
     grad=("x",),
 )
-def silu_and_mul(
-    x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0
-) -> Tensor:
+def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> Tensor:
     """y = gate · sigmoid(alpha · gate) · (up + up_offset), with gate, up = the halves of x's last axis
     (SwiGLU).
 
@@ -133,7 +129,7 @@ def silu_and_mul(
     float64), rounded once.
 
     x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError, and
-    ArgumentError for a limit that is not positive or other numbers that are not finite. """
+    ArgumentError for a limit that is not positive or other numbers that are not finite."""
     gate, up = _silu_halves(Args(limit=limit, up_offset=up_offset), widen(x))
     return result(gate * torch.sigmoid(alpha * gate) * up, x.dtype).contiguous()
 
@@ -194,7 +190,7 @@ def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
     g³))), as in Hendrycks and Gimpel 2016. In float32 (float64 for float64), rounded once.
 
     x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError and
-    ArgumentError. """
+    ArgumentError."""
     gate, up = widen(x).chunk(2, -1)
     if approximate == "none":
         twice_share = 1 + torch.erf(gate * math.sqrt(0.5))

@@ -23,9 +23,7 @@ C = 4.0  # what conformance multiplies E with: a step in storage is not a multip
 def _check_norm(name: str, a: Args) -> None:
     check_floating(name, "x", a.x)
     if a.x.dim() < 1:
-        raise ShapeError(
-            f"{name}: x has no axis to normalise over; it must have at least one dimension (…, F)"
-        )
+        raise ShapeError(f"{name}: x has no axis to normalise over; it must have at least one dimension (…, F)")
     for what in ("weight", "bias"):
         parameter = getattr(a, what, None)
         if parameter is not None:
@@ -119,7 +117,11 @@ RMS_NOTES = (
     schema="Tensor x, Tensor? weight, float eps, float weight_offset, bool round_before_weight",
     results=("y",),
     pack=lambda x, weight=None, eps=1e-6, *, weight_offset=0.0, round_before_weight=False: (
-        x, weight, eps, weight_offset, round_before_weight,
+        x,
+        weight,
+        eps,
+        weight_offset,
+        round_before_weight,
     ),
     validate=_validate_rms,
     meta=_meta_rms,
@@ -310,9 +312,7 @@ def _bound_layer(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tupl
     stats=("mean", "rstd"),
     compute_stats=lambda a, outs: _moments(widen(a.x), a.eps)[1:],
 )
-def layer_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Layer norm over the last axis: (x − mean) / sqrt(var + eps) · weight + bias.
 
     var is the mean squared deviation, centred. Source: Ba, Kiros and Hinton, Layer Normalization, 2016.

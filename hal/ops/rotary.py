@@ -191,8 +191,7 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> tuple[Tenso
 
 
 @op(
-    schema="Tensor q, Tensor? k, Tensor positions, Tensor cos, Tensor sin, bool interleaved, SymInt? "
-    "rotary_dim",
+    schema="Tensor q, Tensor? k, Tensor positions, Tensor cos, Tensor sin, bool interleaved, SymInt? rotary_dim",
     results=("q_out", "k_out"),
     pack=_pack,
     validate=_validate,
@@ -228,7 +227,7 @@ def rotary_embedding(
     float32 (max_pos, rotary_dim / 2), as ``rotary_cache`` makes them. Result: (q', k'), k' None for k None.
 
     Raises ShapeError, DtypeError, DeviceError, and ArgumentError for a position outside the tables (checked
-    for CPU tensors, and on devices under ``HAL_CHECK=1``). """
+    for CPU tensors, and on devices under ``HAL_CHECK=1``)."""
     cos_R, sin_R = _angles(Args(cos=cos, sin=sin, positions=positions), compute_dtype(q.dtype))
 
     def rotate(x: Tensor) -> Tensor:

@@ -298,9 +298,7 @@ def test_a_live_cuda_device_is_merged_with_its_sheet(fake_cuda):
 
 
 def test_an_unknown_cuda_like_chip_is_described_by_what_it_answers_alone(fake_cuda):
-    properties = SimpleNamespace(
-        name="Newcomer X1", major=8, minor=0, total_memory=2**35, multi_processor_count=60
-    )
+    properties = SimpleNamespace(name="Newcomer X1", major=8, minor=0, total_memory=2**35, multi_processor_count=60)
     fake_cuda(properties, TorchBuild("2.13.0", "11.6"))
     found = describe("cuda:0")
     assert (found.flavour, found.vendor, found.memory_bytes) == ("cuda-like", "Newcomer", 2**35)

@@ -41,9 +41,7 @@ def only(name, timeout_s=20.0):
 
 def test_an_importable_package_is_reported_with_its_version(package):
     package("vendor_good", "print('chatter'); __version__ = 'other'")
-    assert only("vendor_good") == Package(
-        name="vendor_good", module="vendor_good", status="ok", version="1.2.3"
-    )
+    assert only("vendor_good") == Package(name="vendor_good", module="vendor_good", status="ok", version="1.2.3")
 
 
 def test_a_package_that_raises_is_broken_and_says_why(package):
@@ -177,9 +175,7 @@ def test_a_plug_in_that_fails_is_a_problem_with_its_reason(tmp_path):
 
 
 def installed(**versions):
-    return tuple(
-        Package(name=n.replace("-", "_"), module=n, status="ok", version=v) for n, v in versions.items()
-    )
+    return tuple(Package(name=n.replace("-", "_"), module=n, status="ok", version=v) for n, v in versions.items())
 
 
 def conflicts(monkeypatch, packages, torch_version="2.13.0+cpu", cuda=None):

@@ -75,9 +75,7 @@ def test_gradients_stay_on_the_second_device(devices, op):
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         assert gradient.device == torch.device("simdev:1")
-        torch.testing.assert_close(
-            gradient.cpu(), expected[name], msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(gradient.cpu(), expected[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 def gradients(op, arguments, backend, impl=None):

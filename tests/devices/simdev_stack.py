@@ -105,9 +105,7 @@ def test_the_current_device_is_where_unnumbered_tensors_go(devices):
 def test_results_follow_their_operands_not_the_current_device(devices, x):
     y = x.to("simdev:1")
     assert devices.current_device() == 0
-    assert {
-        t.device.index for t in (y + 1, y @ y.t(), y.sort().values, torch.empty_like(y), y.new_zeros(3))
-    } == {1}
+    assert {t.device.index for t in (y + 1, y @ y.t(), y.sort().values, torch.empty_like(y), y.new_zeros(3))} == {1}
 
 
 def test_in_place_and_out_write_the_operand(devices, x):
@@ -131,9 +129,7 @@ def test_resize_keeps_what_fits(devices):
 def test_autograd_runs_on_either_device(devices, x, index):
     # float64: away from the CPU, torch differentiates silu by another formula
     x = x.double()
-    w_host = torch.randn(
-        6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    ).requires_grad_()
+    w_host = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     w = w_host.detach().to(f"simdev:{index}").requires_grad_()
     (torch.nn.functional.silu(x.to(f"simdev:{index}") @ w)[:, ::2] ** 2).sum().backward()
     (torch.nn.functional.silu(x @ w_host)[:, ::2] ** 2).sum().backward()

@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("HAL_", "PYTEST_"))} | {
-    "OMP_NUM_THREADS": "1"
-}
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("HAL_", "PYTEST_"))} | {"OMP_NUM_THREADS": "1"}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

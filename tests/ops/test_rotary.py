@@ -194,11 +194,21 @@ def test_the_cache_is_precise_at_a_million_where_float32_angles_are_not():
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "max_position_embeddings": 4}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-LONG = {"rope_type": "longrope", "short_factor": [1.0 + i / 64 for i in range(32)],
-        "long_factor": [1.0 + i for i in range(32)], "original_max_position_embeddings": 4096, "factor": 32.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 64 for i in range(32)],
+    "long_factor": [1.0 + i for i in range(32)],
+    "original_max_position_embeddings": 4096,
+    "factor": 32.0,
+}
 CONFIGURATIONS = [
     ({"rope_type": "linear", "factor": 2.5}, 8192, 8192),
     ({"rope_type": "dynamic", "factor": 4.0}, 2048, 2048),
@@ -220,7 +230,10 @@ def test_scalings_are_those_of_transformers_computed_in_float64(scaling, trained
     rope = pytest.importorskip("transformers.modeling_rope_utils")
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=trained,
+        hidden_size=256,
+        num_attention_heads=4,
+        head_dim=64,
+        max_position_embeddings=trained,
         rope_parameters={"rope_theta": base} | scaling,
     )
 

@@ -39,9 +39,7 @@ def hal_implementations(backend: str) -> list[Implementation]:
             op="rms_norm",
             name="example",
             forward=rms_norm,
-            supports=Supports(
-                dtypes=frozenset({"float32", "bfloat16", "float16"}), features=frozenset({"weight"})
-            ),
+            supports=Supports(dtypes=frozenset({"float32", "bfloat16", "float16"}), features=frozenset({"weight"})),
             declares=Declares(run_to_run=True),
         )
     ]

@@ -29,9 +29,7 @@ def _gate_up(x: Tensor) -> tuple[Tensor, Tensor]:
     return gate, up
 
 
-def silu_and_mul(
-    x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0
-) -> Tensor:
+def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> Tensor:
     gate, up = _gate_up(x)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

@@ -43,9 +43,7 @@ def _normed(x_TF: Tensor, scale_F: Tensor | None, eps: float) -> Tensor:
     """The scaled norm in x's dtype, float32 or float64; x is contiguous."""
     if scale_F is not None and eps > _SMALLEST_EPS and x_TF.numel() == (features := x_TF.shape[-1]):
         norm = _vector_norm(x_TF, 2, -1, True).item()
-        return torch.addcmul(
-            _number(0.0, x_TF.dtype), x_TF, scale_F, value=(norm * norm / features + eps) ** -0.5
-        )
+        return torch.addcmul(_number(0.0, x_TF.dtype), x_TF, scale_F, value=(norm * norm / features + eps) ** -0.5)
     y_TF = x_TF.mul(_rstd(x_TF, eps))
     return y_TF if scale_F is None else y_TF.mul_(scale_F)
 
@@ -141,9 +139,7 @@ def _rms_backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tup
     return dx, None if a.weight is None else dw
 
 
-def _add_rms_backward(
-    a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]
-) -> Gradients:
+def _add_rms_backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]) -> Gradients:
     dy, d_residual_out = grads
     dx = None if d_residual_out is None else d_residual_out.to(_wide(a.x.dtype))
     dw = None
@@ -158,9 +154,7 @@ def _to(dtype: torch.dtype, t: Tensor | None) -> Tensor | None:
     return None if t is None else t.to(dtype)
 
 
-def layer_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     dtype, shape = x.dtype, x.shape[-1:]
     if (weight is None or weight.dtype is dtype) and (bias is None or bias.dtype is dtype):
         return torch.layer_norm(x, shape, weight, bias, eps, False)
@@ -178,9 +172,7 @@ def _layer_train(
     return y_TF.to(x.dtype), mean_T.reshape(x.shape[:-1]), rstd_T.reshape(x.shape[:-1])
 
 
-def _layer_backward(
-    a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]
-) -> Gradients:
+def _layer_backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]) -> Gradients:
     (dy,) = grads
     if dy is None:
         return None, None, None
@@ -199,9 +191,7 @@ _DECLARES = Declares(stride_invariant=True, copies=frozenset({"x"}))
 
 IMPLEMENTATIONS = (
     Implementation("rms_norm", "aten", rms_norm, _SUPPORTS, _DECLARES, priority=10, backward=_rms_backward),
-    Implementation(
-        "add_rms_norm", "aten", add_rms_norm, _SUPPORTS, _DECLARES, priority=10, backward=_add_rms_backward
-    ),
+    Implementation("add_rms_norm", "aten", add_rms_norm, _SUPPORTS, _DECLARES, priority=10, backward=_add_rms_backward),
     Implementation(
         "layer_norm",
         "aten",

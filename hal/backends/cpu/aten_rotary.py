@@ -36,9 +36,7 @@ def rotary_embedding(
     )
 
 
-def _one_token(
-    q: Tensor, k: Tensor, position: int, cos: Tensor, sin: Tensor, half: int
-) -> tuple[Tensor, Tensor]:
+def _one_token(q: Tensor, k: Tensor, position: int, cos: Tensor, sin: Tensor, half: int) -> tuple[Tensor, Tensor]:
     """q and k as one tensor of heads: x·(c, c) + swapped(x)·(−s, s)."""
     dtype = q.dtype
     cos_R, sin_R = cos[position], sin[position]
@@ -73,6 +71,4 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return y if y.dtype is x.dtype else y.to(x.dtype)
 
 
-IMPLEMENTATIONS = (
-    Implementation("rotary_embedding", "aten", rotary_embedding, declares=Declares(), priority=10),
-)
+IMPLEMENTATIONS = (Implementation("rotary_embedding", "aten", rotary_embedding, declares=Declares(), priority=10),)

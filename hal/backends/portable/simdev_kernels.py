@@ -123,9 +123,7 @@ def _fallback(stack: SimulatedDevices) -> Callable[..., Any]:
     return kernel
 
 
-def _run_on_alias(
-    stack: SimulatedDevices, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _run_on_alias(stack: SimulatedDevices, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     index = _common_index(stack, name, leaves)
     growing = _written(op, args, kwargs)
