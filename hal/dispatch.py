@@ -19,10 +19,11 @@ from torch.nn import Parameter
 from hal import settings
 from hal.contract import Args, BoundPlan, Dispatcher, Op
 from hal.errors import HalError, TransformError
+from hal.kinds import check_kinds, fits_int64
 from hal.locks import LOCK
 from hal.recording import recorder
 
-__all__ = ["clear", "device_of", "install", "plan_by_id", "plan_packed", "public_function"]
+__all__ = ["clear", "device_of", "install", "plan_by_id", "plan_packed", "public_function", "validated"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +76,7 @@ os.register_at_fork(after_in_child=clear)
 def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
     """The operator's public function."""
     plans = _new_cache()
-    autocast, volatile = bool(op.autocast), bool(op.volatile)
+    volatile = bool(op.volatile)
     record = recorder(op) if op.grad else None
     n_results = len(op.results)
 
@@ -87,7 +88,7 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
             or _dispatch_modes()
             or _functorch_level() is not None
             or _forward_ad._current_level >= 0
-            or (autocast and _autocast())
+            or _autocast()
         ):
             return long_way(op, args, kwargs)
         parts: list[Any] = [_policy_key(), _deterministic()]
@@ -97,7 +98,11 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
             values = (*args, *kwargs.values())
         if volatile:
             values = steady(op, values, (*op.signature.parameters,)[: len(args)] + tuple(kwargs))
-        found = _fingerprint(parts, values)
+        try:
+            found = _fingerprint(parts, values)
+        except RuntimeError:  # a tensor without shape or strides: validation says so
+            new_plan(op, op.bind(args, kwargs))
+            raise
         if found & _STRANGE:
             return long_way(op, args, kwargs)
         key = tuple(parts)
@@ -121,35 +126,46 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
 
 def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Through the torch op: autograd records it, modes and compilers see it."""
-    compiling = _is_compiling()
     packed = op.pack(*args, **kwargs)
-    if not compiling:
-        refuse_transforms(op, packed)
     if op.autocast and _autocast():
         packed = _cast(op, packed)
     if op.host_lengths and _first_device(packed) == "cuda":
         packed = tuple(
             None if name in op.host_lengths else value for name, value in zip(op.schema_names, packed, strict=True)
         )
-    torch_op = op.torch_op
-    if not op.grad:
-        outs = torch_op(*packed)
-    elif _grad_enabled() and _requires_grad(op, packed):
-        outs = torch_op(*packed, True)
-    elif compiling or _functorch_level() is not None:
-        outs = torch_op(*packed, False)
+    if _is_compiling():
+        outs = _lowered(op, packed, True)
     else:
-        with torch._C._AutoDispatchBelowAutograd():  # nothing to record: spare the autograd kernel, in Python too
-            outs = torch_op(*packed, False)
+        refuse_transforms(op, packed)
+        try:
+            outs = _lowered(op, packed, _functorch_level() is not None)
+        except HalError:
+            raise
+        except Exception:  # torch's words for what validation refuses; the kernel, which validates, was not reached
+            validated(op, Args(**op.unpack(packed)))
+            raise
     if not isinstance(outs, tuple):
         outs = () if outs is None else (outs,)
     return op.public(outs[: len(op.results)], packed)
 
 
+def _lowered(op: Op, packed: tuple[Any, ...], seen: bool) -> Any:
+    """The torch op's results; `seen` by a transform or a compiler, a call that records nothing is autograd's too."""
+    torch_op = op.torch_op
+    if not op.grad:
+        return torch_op(*packed)
+    if _grad_enabled() and _requires_grad(op, packed):
+        return torch_op(*packed, True)
+    if seen:
+        return torch_op(*packed, False)
+    with torch._C._AutoDispatchBelowAutograd():  # nothing to record: spare the autograd kernel, in Python too
+        return torch_op(*packed, False)
+
+
 def _requires_grad(op: Op, packed: Sequence[Any]) -> bool:
     for position in op.grad_positions:
         value = packed[position]
-        if value is not None and value.requires_grad:
+        if isinstance(value, Tensor) and value.requires_grad:
             return True
     return False
 
@@ -174,8 +190,14 @@ def plan_by_id(plan_id: int) -> BoundPlan | None:
 
 def new_plan(op: Op, a: Args) -> BoundPlan:
     """Validate a call and select its implementation."""
+    return dispatcher().plan(op, validated(op, a))
+
+
+def validated(op: Op, a: Args) -> Args:
+    """The arguments, or a typed error: first for what no operator takes, then for what this one does not."""
+    check_kinds(op, a)
     op.validate(a)
-    return dispatcher().plan(op, a)
+    return a
 
 
 # What a look at a call's values found: a plain tensor that requires a gradient; a tensor that is not plain.
@@ -190,31 +212,35 @@ def _fingerprint(parts: list[Any], values: Iterable[Any]) -> int:
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             # Shape fixes the strides of a contiguous tensor; asking is cheaper than hashing them.
-            parts += (_metadata(value), value.is_contiguous() or value.stride())
+            parts += (_metadata(value), value.is_contiguous() or _strides(value))
             if value.requires_grad:
                 found |= _REQUIRES_GRAD
         elif kind in _SCALARS:  # the type too: True and 1 are equal, but not equally legal
             parts += (kind, value)
+        elif kind is list or kind is tuple:
+            members: list[Any] = []
+            found |= _fingerprint(members, value)
+            parts.append(tuple(members))
+        elif isinstance(value, Tensor):
+            parts.append((_metadata(value), _strides(value)))
+            found |= _STRANGE | (_REQUIRES_GRAD if value.requires_grad else 0)
         else:
-            parts.append(describe(value))
-            if isinstance(value, Tensor):
-                found |= _STRANGE
+            parts += (kind, value)
     return found
+
+
+def _strides(value: Tensor) -> Any:
+    return value.stride() if value.layout is torch.strided else value.layout
 
 
 def steady(op: Op, values: Iterable[Any], names: Iterable[str]) -> list[Any]:
     """The values of a call, with numbers that change from call to call replaced by their type."""
     named = zip(names, values, strict=False)
-    return [type(v) if name in op.steady_names and not isinstance(v, Tensor) else v for name, v in named]
+    return [_kind(v) if name in op.steady_names and not isinstance(v, Tensor) else v for name, v in named]
 
 
-def describe(value: Any) -> Any:
-    """The part of a plan key that stands for one argument."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.shape, value.stride(), value.device
-    if isinstance(value, list | tuple):
-        return tuple(map(describe, value))
-    return value
+def _kind(value: Any) -> Any:
+    return value if type(value) is int and not fits_int64(value) else type(value)
 
 
 def device_of(values: Sequence[Any]) -> torch.device:
@@ -254,7 +280,10 @@ def _cast(op: Op, packed: tuple[Any, ...]) -> tuple[Any, ...]:
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(
         value.to(dtype)
-        if name in op.autocast and value.is_floating_point() and value.dtype is not torch.float64
+        if name in op.autocast
+        and isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
         else value
         for name, value in zip(op.schema_names, packed, strict=True)
     )
