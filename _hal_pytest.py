@@ -11,7 +11,7 @@ import typing
 if typing.TYPE_CHECKING:
     import pytest
 
-OPTIONS = ("hal_backend", "hal_suite", "hal_op", "hal_impl", "hal_case")
+OPTIONS = ("hal_backend", "hal_suite", "hal_op", "hal_impl", "hal_case", "hal_device", "hal_shard", "hal_waivers")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hal-op", action="append", metavar="OP", help="only this operator (repeatable)")
     group.addoption("--hal-impl", action="append", metavar="IMPL", help="only this implementation (repeatable)")
     group.addoption("--hal-case", action="append", metavar="ID", help="only this case (repeatable)")
+    group.addoption(
+        "--hal-device",
+        metavar="DEVICE[,DEVICE…]",
+        help="judge on these; pytest-xdist's worker k takes the k-th in turn; default: with xdist all, else the first",
+    )
+    group.addoption("--hal-shard", metavar="I/N", help="only share I of N of the cases")
+    group.addoption("--hal-waivers", metavar="PATH", help="known failures, TOML or JSON, which fail no run")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Write docs/operators.md from the contract; with --check, fail if it is not current."""
+"""Write docs/operators.md and docs/report.schema.json from the code; with --check, fail if they are not current."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 import hal
+from hal.conformance.report_schema import schema_text
 from hal.op import OPS, Op
 
 PAGE = Path(__file__).with_name("operators.md")
+SCHEMA = Path(__file__).with_name("report.schema.json")
 HEAD = """\
 # Operators
 
@@ -97,14 +99,14 @@ def page() -> str:
 
 
 def main() -> int:
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text)
-        return 0
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    print("docs/operators.md is not what the contract says; run `make docs` and commit it", file=sys.stderr)
-    return 1
+    stale = 0
+    for path, text in ((PAGE, page()), (SCHEMA, schema_text())):
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"docs/{path.name} is not what the code says; run `make docs` and commit it", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["baseline", "compute_dtype", "lossy", "oracle", "result", "stored", "widen"]
+__all__ = ["baseline", "compute_dtype", "lossy", "oracle", "oracle_of", "result", "stored", "widen"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +35,7 @@ class _Stored(torch.autograd.Function):
 class _Mode:
     oracle: bool = False
     p_dtype: torch.dtype | None = None
+    stands_for: torch.dtype | None = None
 
 
 _RUN = _Mode()
@@ -61,6 +62,9 @@ def stored(t: Tensor, dtype: torch.dtype) -> Tensor:
 
     Its derivative is the identity: gradients pass unrounded.
     """
+    stands_for = _current().stands_for
+    if stands_for is not None and dtype is torch.float64:
+        dtype = stands_for
     if dtype is t.dtype:
         return t
     rounded: Tensor = _Stored.apply(t, dtype)  # type: ignore[no-untyped-call]
@@ -81,6 +85,19 @@ def lossy(t: Tensor) -> Tensor:
 def oracle(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a reference as the oracle: float64 arithmetic, `stored` roundings applied, results unrounded."""
     token = _mode.set(_Mode(oracle=True))
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        _mode.reset(token)
+
+
+def oracle_of(dtype: torch.dtype, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a reference as the oracle on float64 tensors that stand for tensors of `dtype`.
+
+    The values are the same as with those; but autograd rounds a gradient to the dtype of what it is the gradient of,
+    and here that is float64.
+    """
+    token = _mode.set(_Mode(oracle=True, stands_for=dtype))
     try:
         return fn(*args, **kwargs)
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 __all__ = [
     "ArgumentError",
+    "BundleError",
     "CaptureError",
     "ConfigError",
     "DeviceError",
@@ -69,6 +70,10 @@ class TransformError(HalError, NotImplementedError):
 
 class FileError(HalError, OSError):
     """A file cannot be read or written, or does not hold what it should."""
+
+
+class BundleError(HalError, ValueError):
+    """A file is no bundle of a conformance run, is damaged, or is of a newer version than this hal reads."""
 
 
 class PluginError(HalError, RuntimeError):

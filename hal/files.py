@@ -46,17 +46,21 @@ def check_writable(path: Path) -> None:
         raise _error(path, "write", error.strerror or str(error)) from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path` through a temporary file beside it, so that a reader sees the old file or the new one."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write to `path` through a temporary file beside it, so that a reader sees the old file or the new one.
+
+    Text is written as UTF-8.
+    """
     target = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
     temporary: str | None = None
     try:
         if not _is_plain(target):
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(data)
             return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, _mode(target))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hal
-from hal.cli import conformance, devices, doctor, explain, ops
+from hal.cli import bundles, conformance, devices, doctor, explain, ops
 from hal.cli._console import Group
 from hal.cli.generate import generate
 
@@ -48,6 +48,7 @@ app.command("devices")(devices.devices)
 app.command("ops")(ops.ops)
 app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
+bundles.mount(conformance.app)
 app.add_typer(conformance.app, name="conformance")
 app.command("generate")(generate)
 

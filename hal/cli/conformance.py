@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hal.cli._console import console, line, table
+from hal.cli.fuzz import fuzz
+from hal.cli.kit import kit
+from hal.cli.merge import merge
+from hal.cli.report import report as render
 
 if TYPE_CHECKING:
     from hal.conformance.report import Report, Result
@@ -21,6 +27,11 @@ if TYPE_CHECKING:
     from hal.conformance.runner import Progress as Callback
 
 app = typer.Typer(no_args_is_help=True, help="Judge implementations against the float64 oracle.")
+
+app.command("fuzz")(fuzz)
+app.command("kit")(kit)
+app.command("merge")(merge)
+app.command("report")(render)
 
 _MOST_FAILURES_SHOWN = 20
 _SMALL = 40
@@ -60,10 +71,32 @@ def run(
     junit_path: Annotated[
         Path | None, typer.Option("--junit", metavar="PATH", help="Write the report as JUnit XML.")
     ] = None,
+    html_path: Annotated[
+        Path | None, typer.Option("--html", metavar="PATH", help="Write the report as one HTML page.")
+    ] = None,
+    markdown_path: Annotated[
+        Path | None, typer.Option("--markdown", metavar="PATH", help="Write the report as Markdown.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
             min=0, help="Processes to judge in; 0 = this one. Default: one per core on the CPU, else one; few cases: 0."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="One of the backend's devices, such as cuda:1. Default: the first."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Only share I of N; 'hal conformance merge' joins the reports.")
+    ] = None,
+    waivers_path: Annotated[
+        Path | None, typer.Option("--waivers", metavar="PATH", help="Known failures, TOML or JSON, which fail no run.")
+    ] = None,
+    resume_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="PATH", help="Keep each result here at once; go on from what an ended run left there."
         ),
     ] = None,
 ) -> None:
@@ -72,7 +105,7 @@ def run(
     Each failure is printed with a command that repeats that one case. Unsupported and skipped cases are counted
     apart and never as passed. Ctrl-C ends early with a whole report, marked incomplete.
 
-    Exit status: 0 all good, 1 failures (failed or mistrusted), 2 could not run.
+    Exit status: 0 all good, 1 failures (failed, mistrusted, a waiver that is over or not needed), 2 could not run.
 
     Examples:
 
@@ -82,23 +115,39 @@ def run(
     - `hal conformance run --case 'ID' --backend cpu --impl aten`
     """
     from hal import files, settings
-    from hal.conformance import junit, runner
+    from hal.conformance import html, junit, markdown, runner
+    from hal.conformance.resume import State
+    from hal.conformance.shards import Shard
     from hal.conformance.site import Site
+    from hal.conformance.waivers import apply, read_waivers
 
-    for path in (json_path, junit_path):
+    for path in (json_path, junit_path, html_path, markdown_path):
         if path is not None:
             files.check_writable(path)
-    site = Site.of(backend or settings.current().backend)
-    what = runner.plan(site, suite.value, tuple(op or ()), tuple(impl or ()), tuple(case or ()))
+    waivers = None if waivers_path is None else read_waivers(waivers_path)
+    share = None if shard is None else Shard.parse(shard)
+    site = Site.of(backend or settings.current().backend, device)
+    what = runner.plan(site, suite.value, tuple(op or ()), tuple(impl or ()), tuple(case or ()), share)
     if workers is None:
         workers = _workers(what)
-    with _progress(what) as callback:
-        report = runner.run(what, workers, callback)
+    with contextlib.ExitStack() as stack:
+        state = None if resume_path is None else stack.enter_context(State(resume_path, what))
+        if state is not None and state.results:
+            line(f"going on from {resume_path}: {len(state.results)} of {what.size} results are there", stderr=True)
+        report = runner.run(what, workers, stack.enter_context(_progress(what)), state)
+    if waivers is not None:
+        report = apply(report, waivers, datetime.now(UTC).date())
     if json_path is not None:
         report.write(json_path)
     if junit_path is not None:
         junit.write_junit(report, junit_path)
-    _show(report)
+    if html_path is not None:
+        html.write_html([report], html_path)
+    if markdown_path is not None:
+        markdown.write_markdown([report], markdown_path)
+    if state is not None and report.complete:
+        state.discard()
+    show(report)
     raise typer.Exit(report.exit_status())
 
 
@@ -131,12 +180,14 @@ def _progress(what: Plan) -> Iterator[Callback | None]:
         yield step
 
 
-def _show(report: Report) -> None:
+def show(report: Report) -> None:
+    """Print a report: a table by operator, dtype and implementation, the failures, the counts."""
     target, counts = report.target, report.counts
     simulated = " (simulated)" if target.simulated else ""
     device = f"{target.device}, {target.descriptor}" if target.descriptor else target.device
+    suite = report.request.suite + (f", shard {report.request.shard}" if report.request.shard else "")
     line(
-        f"backend {target.backend} on {device}{simulated}, suite {report.request.suite}, "
+        f"backend {target.backend} on {device}{simulated}, suite {suite}, "
         f"hal {report.environment.hal}, torch {report.environment.torch}"
     )
     rows, out = _rows(report), console()
@@ -149,6 +200,8 @@ def _show(report: Report) -> None:
     for failure in report.environment.plugin_failures:
         line(f"plug-in left out: {failure}", "yellow")
     _show_failures(report)
+    for problem in report.waiver_problems:
+        line(f"WAIVER {problem}", "red")
     if target.simulated:
         line("The device is simulated: this shows that conventions agree, not how a chip computes.", "yellow")
     if not report.complete:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal import memory
+from hal import memory, recording
 from hal.capability import Accepted, Answer, Declares, Implementation
 from hal.conformance.inputs import GUARD, Results
 from hal.conformance.subject import results
-from hal.contract import Args, Op
+from hal.contract import Args, Op, Tally
 
 __all__ = ["Fences", "Outcome", "Target"]
 
@@ -118,6 +118,61 @@ class Target:
         except Exception as error:
             return Outcome(None, error, fences.damage(), len(fences.taken))
         return Outcome(found, None, fences.damage(), len(fences.taken))
+
+    def differentiate(
+        self,
+        arguments: dict[str, Any],
+        names: Sequence[str],
+        upstream: Sequence[Tensor | None],
+        byte: int = 0xFF,
+    ) -> Outcome:
+        """The gradients of the named arguments, given one (or None) of each result. Never raises.
+
+        A gradient that autograd leaves out is None among the results.
+        """
+        fences = Fences(byte)
+        try:
+            with torch.enable_grad(), self.forced(), memory.allocator(fences):
+                leaves = {name: arguments[name].detach().requires_grad_() for name in names}
+                outs = results(self.op, arguments, self._recorded(arguments | leaves))
+                pairs = [(y, grad) for y, grad in zip(outs, upstream, strict=True) if grad is not None]
+                # A result that depends on none of them has nothing to say; if none does, torch says so.
+                pairs = [(y, grad) for y, grad in pairs if y.requires_grad] or pairs
+                ys, grads = [y for y, _ in pairs], [grad for _, grad in pairs]
+                found = torch.autograd.grad(ys, list(leaves.values()), grads, allow_unused=True)
+        except Exception as error:
+            return Outcome(None, error, fences.damage(), len(fences.taken))
+        return Outcome(found, None, fences.damage(), len(fences.taken))
+
+    def _recorded(self, arguments: dict[str, Any]) -> Any:
+        if self.backend is not None or self.implementation is None:
+            return self.call(**arguments)
+        packed = self.op.pack(**arguments)
+        outs = recording.recorder(self.op)(_Unregistered(self.op, self.implementation), *packed)
+        return self.op.public(outs[: len(self.op.results)], packed)
+
+
+class _Unregistered:
+    """The plan of an implementation that the dispatcher does not know; it differentiates as the dispatcher's do."""
+
+    id = 0
+
+    def __init__(self, op: Op, implementation: Implementation) -> None:
+        self.op, self.implementation = op, implementation
+        self.call = implementation.forward
+        self.tally = Tally(op.name, "", implementation.name, implementation.kind, "")
+
+    def train(self, a: Args) -> Results:
+        train = self.implementation.train
+        return self.op.trained(self.call, a) if train is None else tuple(train(**vars(a)))
+
+    def backward(
+        self, a: Args, outs: dict[str, Tensor], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        backward = self.implementation.backward
+        if backward is None:
+            return recording.recompute(self.op, a, grads, needs)
+        return tuple(backward(a, outs, grads, needs))
 
 
 def _registered(op: Op, implementation: Implementation, backend: str) -> bool:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Suite = Literal["quick", "full"]
 Scalar = str | int | float | bool | None
 Param = Scalar | list[Scalar]
-TAGS = frozenset({"grid", "edge", "drawn", "captured", "special", "poison", "strided", "empty", "bad-input", "plugin"})
+TAGS = frozenset(
+    {"grid", "edge", "drawn", "captured", "special", "poison", "strided", "empty", "bad-input", "gradient", "plugin"}
+)
 _WORDS: dict[str, Scalar] = {"none": None, "yes": True, "no": False}
 
 
@@ -44,6 +46,11 @@ class Case:
         from hal.conformance.cases import family
 
         return family(self.op).build(self, device)
+
+    @property
+    def gradient(self) -> bool:
+        """Whether the gradients are judged, rather than the results."""
+        return self.params.get("grad") is True
 
     @property
     def bad_input(self) -> bool:

@@ -17,10 +17,11 @@ from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Inputs, Results, Variant, place
 from hal.conformance.rules import Expected, Score
 from hal.conformance.subject import Subject, p_dtype, subject
+from hal.conformance.variants import restrict
 from hal.conformance.verdict import Finding, Rule, Status, Verdict
 from hal.contract import OPS, Args
 
-__all__ = ["Finding", "Rule", "Status", "Verdict", "judge"]
+__all__ = ["Finding", "Rule", "Status", "Trial", "Verdict", "judge"]
 
 
 def judge(
@@ -41,7 +42,7 @@ def judge(
     start = time.perf_counter()
     device = torch.device(device)
     target = Target.of(OPS[case.op], implementation, backend)
-    trial = _Trial(case, target, device)
+    trial = _trial(case, target, device)
     trial.run()
     seconds = time.perf_counter() - start
     score = trial.score
@@ -65,8 +66,18 @@ def judge(
     )
 
 
-class _Trial:
+def _trial(case: Case, target: Target, device: torch.device) -> Trial:
+    if not case.gradient:
+        return Trial(case, target, device)
+    from hal.conformance.gradients import GradientTrial
+
+    return GradientTrial(case, target, device)
+
+
+class Trial:
     """One judgement under way."""
+
+    closeness = rules.FORWARD
 
     def __init__(self, case: Case, target: Target, device: torch.device) -> None:
         self.case, self.target, self.device = case, target, device
@@ -105,21 +116,34 @@ class _Trial:
             return
         before = len(self.score.findings)
         self._values(expected, y, inputs)
-        if len(self.score.findings) > before and self.draft.unused:
+        if len(self.score.findings) > before and self.unused:
             self._blame_poison(expected, before)
         if len(self.score.findings) > before:
             return  # what follows would only repeat it
+        self.more(y, expected)
+
+    def more(self, y: Results, expected: tuple[Expected, ...]) -> None:
+        """R5: the same question asked in other ways."""
         self._again(y, expected)
         self._strided(y, expected)
         for variant in self.draft.variants:
             self._variant(variant, y, expected)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Names of the tensors that hold poison."""
+        return tuple(self.draft.unused)
+
+    def ask(self, inputs: Inputs, byte: int = 0xFF) -> Outcome:
+        """One call of the candidate."""
+        return self.target.run(inputs.args, byte, **self.settings)
 
     def place(self, poison: str | None, draft: Draft | None = None, layouts: dict[str, str] | None = None) -> Inputs:
         return place(draft or self.draft, self.device, poison, self.subject.op.host_lengths, layouts)
 
     def call(self, inputs: Inputs, byte: int = 0xFF, what: str = "") -> Outcome:
         """A call, with R5's look at memory and R8's at exceptions."""
-        outcome = self.target.run(inputs.args, byte, **self.settings)
+        outcome = self.ask(inputs, byte)
         if outcome.error is not None:
             name = type(outcome.error).__name__
             told = (
@@ -133,6 +157,10 @@ class _Trial:
             self.score.find("R5", text + what)
         return outcome
 
+    def contiguous(self, y: Tensor) -> bool:
+        """Whether a result lies in memory as it must."""
+        return y.is_contiguous()
+
     def _forms(self, inputs: Inputs, found: Results, expected: tuple[Expected, ...]) -> bool:
         self.score.rules.add("R8")
         if len(found) != len(expected):
@@ -145,7 +173,7 @@ class _Trial:
         for want, y in zip(expected, found, strict=True):
             if y.device.type != self.device.type:
                 self.score.find("R8", f"{want.name} is on {y.device}, but should be on {self.device}", want.name)
-            if not y.is_contiguous():
+            if not self.contiguous(y):
                 self.score.find("R8", f"{want.name} has strides {y.stride()}, but should be contiguous", want.name)
             low, high = _region(y)
             for name, (start, end) in regions:
@@ -170,7 +198,7 @@ class _Trial:
             rules.element_bound(self.score, want, got, self.target.declares)
             if want.dtype in rules.SIXTEEN and want.Y.numel() >= rules.ENOUGH:
                 b = self.subject.baseline(p_dtype(self.target.declares, self.case.dtype))[i]
-                rules.against_baseline(self.score, want, got, b)
+                rules.against_baseline(self.score, want, got, b, self.closeness)
                 rules.bias(self.score, want, got, b)
         self.score.rules.add("R6")
         empty_claim = self.subject.vacuous()
@@ -180,7 +208,7 @@ class _Trial:
     def _blame_poison(self, expected: tuple[Expected, ...], before: int) -> None:
         """If the failure goes away with zeros for poison, it is the poison's: R5."""
         inputs = self.place(None)
-        outcome = self.target.run(inputs.args, 0xFF, **self.settings)
+        outcome = self.ask(inputs)
         if outcome.results is None:
             return
         trial = Score(self.case.id)
@@ -192,7 +220,7 @@ class _Trial:
             self.score = held
         if not trial.findings:
             poison = self.subject.family.poison(self.case)
-            where = ", ".join(self.draft.unused)
+            where = ", ".join(self.unused)
             for i in range(before, len(self.score.findings)):
                 found = self.score.findings[i]
                 text = f"poison ({poison}) in unused parts of {where} leaks: {found.message}"
@@ -203,7 +231,7 @@ class _Trial:
         poison = self.subject.family.poison(self.case)
         outcome = self.call(self.place(poison), 0x7F, " in a second call")
         self._agree(outcome, y, expected, self.target.declares.run_to_run, "run_to_run", "as in the first call")
-        if self.draft.unused:
+        if self.unused:
             other = "huge" if poison != "huge" else "nan"
             what = f" with {other} for poison"
             outcome = self.call(self.place(other), 0xFF, what)
@@ -229,7 +257,8 @@ class _Trial:
         if outcome.results is None:
             return
         found = tuple(t.cpu() for t in outcome.results)
-        for want, first, second in zip(expected, y, found, strict=True):
+        wants = expected if declared else discrete.loosened(self.subject, expected)
+        for want, first, second in zip(wants, y, found, strict=True):
             if not rules.same_form(self.score, want, second):
                 continue
             if declared or want.E is None:
@@ -258,7 +287,8 @@ class _Trial:
         got = variant.combine(parts)
         extra = variant.extra(parts) if variant.extra is not None else (0.0,) * len(got)
         declared = variant.declared is not None and bool(getattr(self.target.declares, variant.declared))
-        main, wants, where = variant.expects(y), _restrict(expected, variant), f" in the variant {variant.name!r}"
+        main, where = variant.expects(y), f" in the variant {variant.name!r}"
+        wants = restrict(expected if declared else discrete.loosened(self.subject, expected), variant)
         for want, first, second, more in zip(wants, main, got, extra, strict=True):
             if tuple(second.shape) != tuple(want.Y.shape):
                 self.score.find(
@@ -313,6 +343,10 @@ class _Trial:
         inputs = self.place(None)
         outcome = self.target.run(inputs.args, **self.settings)
         wanted = getattr(errors, self.draft.raises or "HalError")
+        if isinstance(outcome.error, errors.UnsupportedError) and (refused := self._refusal(inputs)):
+            # Selection comes before values are looked at: what an implementation does not take it need not examine.
+            self.status, self.reasons = "unsupported", refused
+            return
         if outcome.error is None:
             self.score.find("R8", f"bad input was accepted, but should raise {wanted.__name__}")
         elif not isinstance(outcome.error, wanted):
@@ -328,33 +362,13 @@ class _Trial:
         for text in inputs.damage():
             self.score.find("R5", text)
 
-
-def _restrict(expected: tuple[Expected, ...], variant: Variant) -> tuple[Expected, ...]:
-    """The part of what is expected that a variant's results must equal."""
-
-    def cut(values: list[Tensor | None]) -> Results:
-        return variant.expects(tuple(torch.zeros(()) if v is None else v for v in values))
-
-    full = [want.Y for want in expected]
-    Y = variant.expects(tuple(full))
-    E = cut([torch.zeros_like(f) if w.E is None else w.E for f, w in zip(full, expected, strict=True)])
-    open_ = cut(
-        [
-            torch.zeros_like(f, dtype=torch.bool) if w.open is None else w.open
-            for f, w in zip(full, expected, strict=True)
-        ]
-    )
-    exact = cut(
-        [
-            torch.zeros_like(f, dtype=torch.bool) if w.exact is None else w.exact
-            for f, w in zip(full, expected, strict=True)
-        ]
-    )
-    kept = expected[: len(Y)]
-    return tuple(
-        Expected(w.name, w.dtype, y, None if w.E is None else e, x, o, w.accumulator)
-        for w, y, e, x, o in zip(kept, Y, E, exact, open_, strict=True)
-    )
+    def _refusal(self, inputs: Inputs) -> tuple[str, ...]:
+        """Why the implementation does not take a request, bad values aside; empty if it does."""
+        try:
+            answer = self.target.answer(Args(**vars(self.subject.op.bind((), inputs.args))), self.device)
+        except errors.HalError:
+            return ()
+        return answer.reasons if isinstance(answer, Rejected) else ()
 
 
 def _region(t: Tensor) -> tuple[int, int]:

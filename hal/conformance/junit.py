@@ -30,13 +30,16 @@ def to_junit(report: Report) -> str:
             ET.SubElement(properties, "property", {"name": name, "value": _clean(value)})
         for result in results:
             _add_case(suite, report, result)
+    errors = [("waiver", problem) for problem in report.waiver_problems]
     if not report.complete:
-        root.set("errors", "1")
-        totals = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0", "time": "0.000"}
-        suite = ET.SubElement(root, "testsuite", {"name": "run"} | totals)
-        case = ET.SubElement(suite, "testcase", {"classname": "run", "name": "whole run", "time": "0.000"})
-        message = f"interrupted after {len(report.results)} of {report.planned} results"
-        ET.SubElement(case, "error", {"message": message, "type": "interrupted"})
+        errors.append(("interrupted", f"interrupted after {len(report.results)} of {report.planned} results"))
+    if errors:
+        root.set("errors", str(len(errors)))
+        totals = {"tests": str(len(errors)), "failures": "0", "errors": str(len(errors)), "skipped": "0"}
+        suite = ET.SubElement(root, "testsuite", {"name": "run", "time": "0.000"} | totals)
+        for kind, message in errors:
+            case = ET.SubElement(suite, "testcase", {"classname": "run", "name": "whole run", "time": "0.000"})
+            ET.SubElement(case, "error", {"message": _clean(message), "type": kind})
     ET.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 

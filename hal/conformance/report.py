@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,8 @@ from hal.errors import FileError
 from hal.files import write_whole
 
 FORMAT = "hal-conformance-report"
-VERSION = 1
+VERSION = 2
+"""2 added offers, waivers, shards and devices of results; version 1 still reads."""
 
 Status = Literal["passed", "failed", "mistrusted", "skipped", "unsupported", "waived"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "mistrusted", "skipped", "unsupported", "waived")
@@ -57,6 +59,55 @@ class Request(_Model):
     ops: tuple[str, ...] = ()
     implementations: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
+    shard: str | None = None
+
+
+class Bounds(_Model):
+    """Inclusive bounds and divisibility of one dimension of a request; None = no bound."""
+
+    min: int | None = None
+    max: int | None = None
+    multiple_of: int | None = None
+
+
+class Accepts(_Model):
+    """What an implementation says that it accepts; None means whatever the operator's contract allows."""
+
+    dtypes: tuple[str, ...] | None = None
+    features: tuple[str, ...] | None = None
+    limits: dict[str, Bounds] = {}
+    device_types: tuple[str, ...] | None = None
+    architectures: tuple[str, ...] | None = None
+    where: str | None = None
+
+
+class Offer(_Model):
+    """What one implementation says of itself: what it accepts, and what it declares (and is judged by)."""
+
+    op: str
+    implementation: str
+    kind: str
+    accepts: Accepts
+    declares: dict[str, bool | tuple[str, ...] | dict[str, float]]
+
+
+class WaiverNote(_Model):
+    """A waiver that was in force, and what became of it.
+
+    judged: how many results it matched; failing: how many of them did fail. problem: why the waiver itself makes the
+    run fail (expired, matches nothing, no longer needed), else None.
+    """
+
+    case: str
+    implementation: str = "*"
+    backend: str = "*"
+    dtype: str = "*"
+    reason: str
+    tracker: str
+    expires: date
+    judged: int = 0
+    failing: int = 0
+    problem: str | None = None
 
 
 class Finding(_Model):
@@ -72,7 +123,7 @@ class Result(_Model):
 
     share is the worst share of the error budget (1 = all of it), None where no element was judged against one;
     r2 and r3 are the figures of the rules against the baseline and for bias. `repeat` is a command that judges
-    this case again, alone.
+    this case again, alone; `device` is the torch device that it was judged on.
     """
 
     case: str
@@ -91,6 +142,7 @@ class Result(_Model):
     r3: float | None = None
     seconds: float = 0.0
     repeat: str
+    device: str | None = None
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -101,7 +153,8 @@ class Result(_Model):
 class Report(_Model):
     """A run, whole or interrupted (`complete` False: `planned` says how many results there would have been).
 
-    missing: the ops asked for of which the backend has no implementation at all.
+    missing: the ops asked for of which the backend has no implementation at all. offers: what each implementation
+    that was judged accepts and declares.
     """
 
     format: Literal["hal-conformance-report"] = "hal-conformance-report"
@@ -114,6 +167,8 @@ class Report(_Model):
     target: Target
     environment: Environment
     missing: tuple[str, ...] = ()
+    offers: tuple[Offer, ...] = ()
+    waivers: tuple[WaiverNote, ...] = ()
     results: tuple[Result, ...]
 
     @property
@@ -126,14 +181,20 @@ class Report(_Model):
         """The results that make a run fail."""
         return tuple(result for result in self.results if result.status in BAD)
 
+    @property
+    def waiver_problems(self) -> tuple[str, ...]:
+        """What makes the run fail in the waivers themselves."""
+        return tuple(note.problem for note in self.waivers if note.problem is not None)
+
     def exit_status(self) -> int:
         """0 all good, 1 failures, 2 could not run.
 
-        2 is for a run that judged nothing, was interrupted, or lacks the implementations of a plug-in that failed.
+        1 is also for a waiver that has expired or is no longer needed; 2 for a run that judged nothing, was
+        interrupted, or lacks the implementations of a plug-in that failed. One shard of a run may judge nothing.
         """
-        if self.bad:
+        if self.bad or self.waiver_problems:
             return 1
-        judged = self.counts["passed"] + self.counts["waived"]
+        judged = self.counts["passed"] + self.counts["waived"] or self.request.shard is not None
         return 0 if self.complete and judged and not self.environment.plugin_failures else 2
 
     def write(self, path: Path) -> None:

@@ -6,8 +6,8 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from hal.conformance.case import Case, Suite, cases, find
 from hal.conformance.environment import environment
 from hal.conformance.judge import judge
+from hal.conformance.offers import offers
 from hal.conformance.report import Finding, Report, Request, Result
 from hal.conformance.site import Site, closest, settings_in_force
 from hal.conformance.workers import Done, share_out
@@ -22,6 +23,8 @@ from hal.errors import ArgumentError
 from hal.settings import use
 
 if TYPE_CHECKING:
+    from hal.conformance.resume import State
+    from hal.conformance.shards import Shard
     from hal.conformance.verdict import Verdict
 
 Progress = Callable[[Result, int, int], None]
@@ -56,6 +59,7 @@ def plan(
     ops: tuple[str, ...] = (),
     implementations: tuple[str, ...] = (),
     case_ids: tuple[str, ...] = (),
+    shard: Shard | None = None,
 ) -> Plan:
     """Choose cases and implementations. ArgumentError for a name that does not exist or a choice that is empty."""
     chosen = _choose(site, suite, ops, case_ids)
@@ -77,7 +81,11 @@ def plan(
             f"nothing to judge: backend {site.target.backend!r} has no implementation of "
             f"{', '.join(sorted(registered)) or 'any operator with cases'}. 'hal ops' lists what each backend has."
         )
-    request = Request(suite=suite, ops=ops, implementations=implementations, cases=case_ids)
+    if shard is not None:
+        mine = shard.part([piece.case for piece in work])
+        work = [piece for piece in work if piece.case in mine]
+    told = None if shard is None else str(shard)
+    request = Request(suite=suite, ops=ops, implementations=implementations, cases=case_ids, shard=told)
     missing = tuple(sorted(op for op, names in registered.items() if not names))
     return Plan(site, request, tuple(work), missing)
 
@@ -107,18 +115,22 @@ def _named(case_id: str, backend: str) -> Case:
         raise ArgumentError(f"{error}.{hint}") from None
 
 
-def run(what: Plan, workers: int = 0, progress: Progress | None = None) -> Report:
+def run(what: Plan, workers: int = 0, progress: Progress | None = None, state: State | None = None) -> Report:
     """Judge everything in the plan and report.
 
     workers: 0 judges in this process; more share the cases out among as many processes, where a crash is a failure
-    of its case. Ctrl-C ends the run early with a whole report of what was judged, marked incomplete.
+    of its case. Ctrl-C ends the run early with a whole report of what was judged, marked incomplete. state: keeps
+    each result as it comes; those that it holds already are not judged again.
     """
-    started, clock = datetime.now(UTC), time.perf_counter()
-    results: list[Result] = []
+    started, clock = datetime.now(timezone.utc), time.perf_counter()
+    results: list[Result] = [] if state is None else list(state.results)
     complete = True
-    stream = _in_workers(what, workers) if workers else _in_process(what)
+    left = _left(what, results)
+    stream = _in_workers(left, workers) if workers else _in_process(left)
     try:
         for result in stream:
+            if state is not None:
+                state.keep(result)
             results.append(result)
             if progress is not None:
                 progress(result, len(results), what.size)
@@ -137,8 +149,21 @@ def run(what: Plan, workers: int = 0, progress: Progress | None = None) -> Repor
         target=what.site.target,
         environment=environment(settings_in_force(), what.site.plugin_failures()),
         missing=what.missing,
+        offers=offers(what.site, results),
         results=tuple(results),
     )
+
+
+def _left(what: Plan, results: list[Result]) -> Plan:
+    """What of the plan is not judged yet."""
+    done = {(result.case, result.implementation) for result in results}
+    if not done:
+        return what
+    pieces = (
+        Work(piece.case, tuple(name for name in piece.implementations if (piece.case, name) not in done))
+        for piece in what.work
+    )
+    return replace(what, work=tuple(piece for piece in pieces if piece.implementations))
 
 
 def judge_case(site: Site, case: Case, name: str) -> Result:
@@ -151,13 +176,15 @@ def judge_case(site: Site, case: Case, name: str) -> Result:
     except Exception as error:  # one case that cannot be judged must not cost the report of all others
         place = traceback.extract_tb(error.__traceback__)[-1]
         told = f"the case could not be judged: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        return _failed(site, case, name, told)
+        return failed(site, case, name, told)
     return _result(site, case, name, verdict)
 
 
-def repeat_command(backend: str, case_id: str, implementation: str) -> str:
+def repeat_command(backend: str, case_id: str, implementation: str, device: str | None = None) -> str:
     """A command line that judges one case on one implementation again."""
-    arguments = ("--case", case_id, "--backend", backend, "--impl", implementation)
+    arguments = ["--case", case_id, "--backend", backend, "--impl", implementation]
+    if device is not None:
+        arguments += ["--device", device]
     return "hal conformance run " + " ".join(shlex.quote(argument) for argument in arguments)
 
 
@@ -180,7 +207,8 @@ def _result(site: Site, case: Case, name: str, verdict: Verdict) -> Result:
         r2=verdict.r2,
         r3=verdict.r3,
         seconds=verdict.seconds,
-        repeat=repeat_command(site.target.backend, case.id, name),
+        repeat=repeat_command(site.target.backend, case.id, name, site.pinned),
+        device=site.target.device,
     )
 
 
@@ -196,7 +224,8 @@ def _in_workers(what: Plan, workers: int) -> Generator[Result, None, None]:
     left: list[Work] = list(what.work)
     while left:
         again: list[Work] = []
-        for outcome in share_out(left, workers, _judge_in_worker, (what.site.target.backend, threads)):
+        setup = (what.site.target.backend, threads, what.site.pinned)
+        for outcome in share_out(left, workers, _judge_in_worker, setup):
             piece: Work = outcome.item
             if isinstance(outcome, Done):
                 yield from outcome.value
@@ -205,11 +234,12 @@ def _in_workers(what: Plan, workers: int) -> Generator[Result, None, None]:
                 again.extend(Work(piece.case, (name,)) for name in piece.implementations)
             else:
                 told = f"the process that judged it ended with {outcome.how}"
-                yield _failed(what.site, find(piece.case), piece.implementations[0], told)
+                yield failed(what.site, find(piece.case), piece.implementations[0], told)
         left = again
 
 
-def _failed(site: Site, case: Case, name: str, told: str) -> Result:
+def failed(site: Site, case: Case, name: str, told: str) -> Result:
+    """The result of a case that could not be judged to the end, for the reason `told`."""
     return Result(
         case=case.id,
         op=case.op,
@@ -220,13 +250,14 @@ def _failed(site: Site, case: Case, name: str, told: str) -> Result:
         tags=tuple(sorted(case.tags)),
         seed=case.seed,
         reasons=(told,),
-        repeat=repeat_command(site.target.backend, case.id, name),
+        repeat=repeat_command(site.target.backend, case.id, name, site.pinned),
+        device=site.target.device,
     )
 
 
-def _judge_in_worker(backend: str, threads: int) -> Callable[[Work], list[Result]]:
+def _judge_in_worker(backend: str, threads: int, device: str | None = None) -> Callable[[Work], list[Result]]:
     torch.set_num_threads(threads)
-    site = Site.of(backend)
+    site = Site.of(backend, device)
 
     def work(piece: Work) -> list[Result]:
         case = find(piece.case)

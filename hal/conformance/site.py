@@ -19,24 +19,29 @@ __all__ = ["Site", "closest", "settings_in_force"]
 
 @dataclass(frozen=True)
 class Site:
-    """A backend (`cpu`, `portable:npu`, never `auto`) on one device."""
+    """A backend (`cpu`, `portable:npu`, never `auto`) on one device; `pinned` is the device that was asked for."""
 
     target: Target
+    pinned: str | None = None
 
     @classmethod
-    def of(cls, backend: str) -> Site:
+    def of(cls, backend: str, device: str | None = None) -> Site:
         """The site of a backend by name; `auto` takes the accelerator if there is one, else the CPU.
 
-        Raises ConfigError for a name that no plug-in has, DeviceError if the backend has no device here.
+        device: one of the backend's devices, such as `cuda:1`; None takes the first. Raises ConfigError for a name
+        that no plug-in has, DeviceError if the backend has no such device here.
         """
         if backend == "auto":
             accelerator = torch.accelerator.current_accelerator(check_available=True)
-            device = torch.device("cpu") if accelerator is None else accelerator
-            backend = selection.auto_backend(device)
+            found = torch.device("cpu") if accelerator is None else accelerator
+            backend = selection.auto_backend(found)
         types = _types(backend)
         # asking for the devices is what brings some device types into torch
         present = [descriptor for descriptor in registry.devices(backend) if descriptor.torch_device in types]
         device_name = (present[0].device or present[0].torch_device or types[0]) if present else types[0]
+        if device is not None:
+            device_name = _named_device(backend, device, types)
+            present = [descriptor for descriptor in present if descriptor.device == device_name] or present
         _try_device(backend, device_name)
         return cls(
             Target(
@@ -44,8 +49,15 @@ class Site:
                 device=device_name,
                 descriptor=_title(present[0]) if present else None,
                 simulated=any(descriptor.simulated for descriptor in present[:1]),
-            )
+            ),
+            device,
         )
+
+    def devices(self) -> list[str]:
+        """The torch devices of this backend that are present, by name."""
+        of_type = torch.device(self.target.device).type
+        present = (descriptor.device for descriptor in registry.devices(self.target.backend))
+        return [name for name in present if name and torch.device(name).type == of_type] or [self.target.device]
 
     @property
     def _plugin(self) -> str:
@@ -81,6 +93,19 @@ def _types(backend: str) -> tuple[str, ...]:
     if parameter and not found.parameterised:
         raise ConfigError(f"backend {backend!r} was asked for, but {name!r} takes no device type; write {name}.")
     return (parameter.partition(":")[0],) if parameter else found.device_types
+
+
+def _named_device(backend: str, device: str, types: tuple[str, ...]) -> str:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"{device!r} is no torch device; name one such as {types[0]}:0.") from error
+    if found.type not in types:
+        raise DeviceError(
+            f"device {device!r} was asked for, but backend {backend!r} runs on {', '.join(types)}; "
+            f"name one such as {types[0]}:0, or another backend."
+        )
+    return str(found)
 
 
 def _try_device(backend: str, device: str) -> None:

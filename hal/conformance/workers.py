@@ -110,6 +110,48 @@ def share_out(
             worker.stop()
 
 
+class Apart:
+    """One process that answers a question at a time and is replaced when it dies or takes too long."""
+
+    def __init__(self, setup: Callable[..., Judge], arguments: tuple[Any, ...]) -> None:
+        self._setup, self._arguments = setup, arguments
+        self._worker: _Worker | None = None
+
+    def ask(self, item: Any, seconds: float) -> Done | Crashed:
+        """The judge's answer to `item`; Crashed if its process dies of it, or takes longer than `seconds`.
+
+        Raises HalError if the process cannot be started.
+        """
+        worker = self._worker or self._start()
+        worker.give(item)
+        if not worker.connection.poll(seconds):
+            self.stop()
+            return Crashed(item, f"no answer within {seconds:.0f} s")
+        try:
+            return Done(item, worker.connection.recv())
+        except (EOFError, OSError):
+            how = worker.how_it_ended()
+            self.stop()
+            return Crashed(item, how)
+
+    def stop(self) -> None:
+        """End the process; the next question starts another."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self._setup, self._arguments)
+        try:
+            worker.connection.recv()
+        except (EOFError, OSError):
+            how = worker.how_it_ended()
+            worker.stop()
+            raise HalError(f"the process that is to judge ended at once ({how}); run with --here to see why") from None
+        self._worker = worker
+        return worker
+
+
 def _serve(connection: Connection[Any, Any], setup: Callable[..., Judge], arguments: tuple[Any, ...]) -> None:
     # Ctrl-C reaches the whole process group; the parent decides what becomes of the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

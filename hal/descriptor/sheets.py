@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from pydantic import ValidationError
 
 from hal.descriptor.model import DeviceDescriptor
 from hal.errors import FileError
+
+# The conformance kit also runs under Python 3.10.
+if sys.version_info >= (3, 11):
+    from importlib.resources.abc import Traversable
+else:
+    from importlib.abc import Traversable
 
 __all__ = ["Finding", "Sheet", "audit", "find", "read", "sheets"]
 

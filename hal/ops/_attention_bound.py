@@ -12,6 +12,7 @@ Shape letters as in `_attention_core`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from hal.accuracy import Accumulator
 from hal.ops._attention_core import Logits, Sight, chunks, grouped, logits
 
-__all__ = ["forward_bound", "gradient_bound", "rows_without_keys"]
+__all__ = ["GradientBounds", "forward_bound", "gradient_bound", "rows_without_keys"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,17 @@ class _Chunk:
     grow_BHR1: Tensor
     top_BHR1: Tensor
     slope_BHRL: Tensor | None
+    sink_BHR1: Tensor | None
+
+
+class GradientBounds(NamedTuple):
+    """E of the gradients of q, k and v, of an additive mask and of the sinks, where there are such."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    sinks: Tensor | None
 
 
 def forward_bound(
@@ -76,17 +88,23 @@ def gradient_bound(
     softcap: float | None,
     scale: float,
     sinks_H: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """E of (dq, dk, dv); `u_o` is the unit roundoff of the dtype in which o was saved.
+    dlse_BHS: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> GradientBounds:
+    """E of each gradient; `u_o` is the unit roundoff of the dtype in which o was saved, `mask` an additive one.
 
     δ_i = u_o·sqrt(Σdo²o²) + u_p·sqrt(Σ_d do²·Σ_j p²v²) is the error of the row's Σ do·o and of dP. To first order
-    a logit's error e moves p_j by p_j(e_j − Σp e), which is the float32 term of each gradient.
+    a logit's error e moves p_j by p_j(e_j − Σp e), which is the float32 term of each gradient. A gradient into the
+    log-sum-exp joins dS as p·dlse. dS before the cap's slope is the gradient of the bias, summed over the axes that
+    the mask broadcasts, with g(terms); −p_sink(Σ do·o − dlse), summed over the rows, is that of a sink.
     """
     B, S, H, _ = q_BSHD.shape
     L, K = k_BLKD.shape[1:3]
     zeros = torch.zeros_like(q_BSHD), torch.zeros_like(k_BLKD), torch.zeros_like(v_BLKE)
+    sinks_E = None if sinks_H is None else torch.zeros_like(sinks_H)
+    bias_E = None if mask is None else torch.zeros_like(mask)
     if L == 0:
-        return zeros
+        return GradientBounds(*zeros, bias_E, sinks_E)
     k_BLKD, v_BLKE = _cleaned(sight, S, k_BLKD, v_BLKE, H)
     k_BKLD, v_BKLE = k_BLKD.transpose(1, 2), v_BLKE.transpose(1, 2)
     n = max(S * (H // K), 1)
@@ -95,6 +113,7 @@ def gradient_bound(
     dq_parts = []
     squares_k, squares_v = zeros[1].transpose(1, 2).clone(), zeros[2].transpose(1, 2).clone()
     delta_k, linear_k, linear_v = squares_k.clone(), squares_k.clone(), squares_v.clone()
+    merged = 1.0 if mask is None else B * H * S * L / max(mask.numel(), 1)
     for start, stop in chunks(B, H, S, L):
         q_BRHD, do_BRHE, o_BRHE = (t[:, start:stop] for t in (q_BSHD, do_BSHE, o_BSHE))
         c = _probabilities(q_BRHD, k_BLKD, sight, (start, stop), S, acc, softcap, scale, sinks_H)
@@ -102,7 +121,8 @@ def gradient_bound(
         q_BKMD, do_BKME = grouped(q_BRHD, K), grouped(do_BRHE, K)
         dp_BHRL = (do_BKME @ v_BKLE.mT).reshape(p.shape)
         row_BHR1 = (do_BRHE * o_BRHE).sum(-1).transpose(1, 2)[..., None]
-        ds = p * (dp_BHRL - row_BHR1)
+        from_lse = 0.0 if dlse_BHS is None else dlse_BHS[:, :, start:stop, None]
+        ds = p * (dp_BHRL - row_BHR1 + from_lse)
         seen_v = _times(p.square(), v_BKLE.square()).transpose(1, 2)
         delta_BHR1 = (
             u_o * (do_BRHE * o_BRHE).square().sum(-1).sqrt() + acc.u_p * (do_BRHE.square() * seen_v).sum(-1).sqrt()
@@ -112,10 +132,18 @@ def gradient_bound(
         e_bar = (p * c.e_BHRL).sum(-1, keepdim=True)
         absolute_dp = (do_BKME.abs() @ v_BKLE.abs().mT).reshape(p.shape)
         absolute_row = (do_BRHE * o_BRHE).abs().sum(-1).transpose(1, 2)[..., None]
-        own = ds.abs() * (c.e_BHRL + e_bar) + p * (
-            (p * c.e_BHRL * dp_BHRL.abs()).sum(-1, keepdim=True) + e_bar * row_BHR1.abs()
-        )
-        own = own + p * do_BRHE.shape[-1] ** 0.5 * acc.eps * (absolute_dp + absolute_row)
+        row_moves = (p * c.e_BHRL * dp_BHRL.abs()).sum(-1, keepdim=True) + e_bar * row_BHR1.abs()
+        summed = do_BRHE.shape[-1] ** 0.5 * acc.eps
+        own = ds.abs() * (c.e_BHRL + e_bar) + p * row_moves
+        own = own + p * summed * (absolute_dp + absolute_row)
+        if bias_E is not None:
+            error = own + p * delta_BHR1 + (acc.u_p + merged**0.5 * acc.eps + grow_L) * ds.abs()
+            _reduce_into(bias_E, error, (start, stop), S)
+        if sinks_E is not None and sinks_H is not None and c.sink_BHR1 is not None:
+            into = (from_lse - row_BHR1).abs()
+            relative = e_bar + 4 * acc.eps + grow_L + (B * S) ** 0.5 * acc.eps
+            error = c.sink_BHR1 * (into * relative + row_moves + delta_BHR1 + summed * absolute_row)
+            sinks_E += error.sum((0, 2, 3))
         if c.slope_BHRL is not None:
             ds, own = ds * c.slope_BHRL, own * c.slope_BHRL.abs() + 4 * acc.eps * ds.abs()
             p_slope = p * c.slope_BHRL.abs()
@@ -131,7 +159,15 @@ def gradient_bound(
         linear_v += _back(p * (grow_n + c.e_BHRL + e_bar), do_BKME.abs(), K)
     dk = factor * (acc.u_p * squares_k.sqrt() + delta_k.sqrt() + linear_k)
     dv = acc.u_p * squares_v.sqrt() + linear_v
-    return torch.cat(dq_parts, 1), dk.transpose(1, 2), dv.transpose(1, 2)
+    return GradientBounds(torch.cat(dq_parts, 1), dk.transpose(1, 2), dv.transpose(1, 2), bias_E, sinks_E)
+
+
+def _reduce_into(bias_E: Tensor, error_BHRL: Tensor, rows: tuple[int, int], queries: int) -> None:
+    """Add what the rows of one chunk contribute to the bound of an additive mask's gradient."""
+    into = bias_E[(None,) * (4 - bias_E.ndim)]
+    if into.shape[2] == queries > 1:
+        into = into[:, :, rows[0] : rows[1]]
+    into += error_BHRL.sum_to_size(into.shape)
 
 
 def rows_without_keys(sight: Sight, queries: int, keys: int, like: Tensor) -> Tensor:
@@ -164,7 +200,9 @@ def _probabilities(
     total = weight.sum(-1, keepdim=True)
     if sinks_H is not None:
         total = total + torch.exp(sinks_H[:, None, None] - chunk.top_BHR1)
-    p_BHRL = weight / total.masked_fill(total == 0, 1.0)
+    total = total.masked_fill(total == 0, 1.0)
+    p_BHRL = weight / total
+    sink_BHR1 = None if sinks_H is None else torch.exp(sinks_H[:, None, None] - chunk.top_BHR1) / total
     products = (grouped(q_BRHD.abs(), K) @ k_BLKD.abs().permute(0, 2, 3, 1)).reshape(B, H, R, L)
     e_BHRL = abs(scale) * D**0.5 * acc.eps * products + 4 * acc.eps
     slope = None
@@ -178,7 +216,7 @@ def _probabilities(
     # Where nothing is visible p is 0: keep an error that is Inf or NaN there out of the sums.
     e_BHRL = e_BHRL.masked_fill(~chunk.visible, 0.0)
     seen_BHR1 = chunk.visible.expand(*chunk.visible.shape[:3], L).sum(-1, keepdim=True).clamp(min=1)
-    return _Chunk(p_BHRL, e_BHRL, seen_BHR1.to(p_BHRL.dtype).sqrt() * acc.eps, chunk.top_BHR1, slope)
+    return _Chunk(p_BHRL, e_BHRL, seen_BHR1.to(p_BHRL.dtype).sqrt() * acc.eps, chunk.top_BHR1, slope, sink_BHR1)
 
 
 def _times(weights_BHRL: Tensor, x_BKLE: Tensor) -> Tensor:

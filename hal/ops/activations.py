@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.accuracy import Accumulator, Accuracy
+from hal.accuracy import Accumulator, Accuracy, smallest_normal
 from hal.arithmetic import result, widen
 from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
@@ -81,10 +81,6 @@ def _silu_halves(a: Args, x: Tensor) -> tuple[Tensor, Tensor]:
     return gate, up + a.up_offset
 
 
-def _smallest_normal(acc: Accumulator) -> float:
-    return torch.finfo(torch.float32 if acc.eps > 2.0**-50 else torch.float64).tiny
-
-
 def _finite(error: Tensor) -> Tensor:
     # Where Y is NaN or Inf there is no error to bound: R4 judges those positions.
     return torch.where(error.isfinite(), error, 0.0)
@@ -95,16 +91,40 @@ def _silu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tupl
     error = 4 * acc.eps * (1 + (a.alpha * gate).abs()) * expected[0].abs()
     if a.up_offset:
         error = error + acc.eps * (gate * torch.sigmoid(a.alpha * gate) * a.up_offset).abs()
-    return (_finite(error + _smallest_normal(acc) * (gate * up).abs()),)
+    return (_finite(error + smallest_normal(acc) * (gate * up).abs()),)
+
+
+def _silu_gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dy,) = grads
+    assert dy is not None
+    gate, up = _silu_halves(a, a.x)
+    z = a.alpha * gate
+    share, rest = torch.sigmoid(z), torch.sigmoid(-z)
+    slope = share * (1 + (z * rest).abs())
+    relative, least = 4 * acc.eps * (1 + z.abs()), smallest_normal(acc) * (1 + z.abs())
+    of_gate = up.abs() * (relative * slope + 2 * acc.eps * share * z.abs() + least)
+    if a.up_offset:
+        of_gate = of_gate + acc.eps * abs(a.up_offset) * slope
+    of_up = gate.abs() * (relative * share + least)
+    if a.limit is not None:  # past the limit there is no gradient at all
+        raw_gate, raw_up = a.x.chunk(2, -1)
+        of_gate = torch.where(raw_gate <= a.limit, of_gate, 0.0)
+        of_up = torch.where(raw_up.abs() <= a.limit, of_up, 0.0)
+    return (_finite(torch.cat((of_gate, of_up), -1) * dy.abs().repeat((1,) * (dy.dim() - 1) + (2,))),)
 
 
 SILU_ACCURACY = Accuracy(
     bound=_silu_bound,
+    gradient_bound=_silu_gradient_bound,
     notes="sigmoid(z), z = alpha·gate: z rounds once, ε|z| absolute, hence at most ε|z| relative in "
     "exp(−z), which adds 2ε of its own; the sum 1 + exp(−z), the division and two products ε each: 4ε(1 + "
     "|z|)|Y| holds them. exp(−z) overflows float32 below z = −88.7, where sigmoid is under 2⁻¹²⁷ and "
     "becomes 0: 2⁻¹²⁶|gate||up| absolute. The sum up + up_offset is a rounding relative to itself; an "
-    "implementation that rounds up_offset to its accumulator adds ε|up_offset|.",
+    "implementation that rounds up_offset to its accumulator adds ε|up_offset|. Gradients: that of up is "
+    "dy·gate·σ, as y; that of gate dy·up·σ(1 + z(1 − σ)), each factor with the relative error of σ, but 1 − σ "
+    "taken as a difference with ε absolute, which σ|z| multiplies.",
 )
 
 
@@ -163,11 +183,34 @@ def _gelu_bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tupl
     return (_finite(4 * acc.eps * gate.abs() * up.abs()),)
 
 
+def _gelu_gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dy,) = grads
+    assert dy is not None
+    gate, up = a.x.chunk(2, -1)
+    if a.approximate == "none":
+        density = torch.exp(-0.5 * gate.square()) * math.sqrt(0.5 / math.pi)
+        slope = gate.abs() * density * (4 + gate.square())
+    else:
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate.pow(3))
+        factor = 0.5 * gate.abs() * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * gate.square())
+        falls = torch.cosh(inner).pow(-2)  # 1 − tanh²
+        # The difference 1 − tanh² has an error of its own until tanh rounds to 1 whoever computes it.
+        slope = factor * (falls * (4 + 8 * inner.abs()) + 4 * (falls / acc.eps**2).clamp(max=1.0))
+    of_gate = up.abs() * acc.eps * (4 + slope)
+    return (_finite(torch.cat((of_gate * dy.abs(), 4 * acc.eps * (gate * dy).abs()), -1)),)
+
+
 GELU_ACCURACY = Accuracy(
     bound=_gelu_bound,
+    gradient_bound=_gelu_gradient_bound,
     notes="1 + erf(z) (or tanh) lies in 0 … 2 and cancels for negative gates, so its error is absolute: 1 "
     "to 2 ε of erf, at most 0.5·kε from an argument that errs by kε relative (|z|·f′(z) < 0.5), one "
-    "rounding of the sum; halved, times |gate||up| with two products: 4ε|gate||up|.",
+    "rounding of the sum; halved, times |gate||up| with two products: 4ε|gate||up|. Gradients: that of up is dy·gelu, "
+    "4ε|gate||dy|; that of gate dy·up·(Φ + gate·Φ′) with Φ at 4ε absolute and Φ′ = φ at (4 + gate²)ε relative (its "
+    "argument gate²/2 rounds twice); with tanh, Φ′ = ½(1 − t²)·z′ has the argument's error 4|z|ε twice, and a "
+    "difference that errs by ε absolute in t twice.",
 )
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.accuracy import Accumulator, Accuracy
+from hal.accuracy import Accumulator, Accuracy, unit_roundoff
 from hal.arithmetic import result, widen
 from hal.errors import DtypeError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
 from hal.ops import _attention_args as arguments
-from hal.ops._attention_bound import forward_bound, rows_without_keys
+from hal.ops._attention_bound import forward_bound, gradient_bound, rows_without_keys
 from hal.ops._attention_core import Sight, attend, head_scale
 from hal.ops._checks import check_floating, check_rank, check_same_dtype
 
@@ -108,6 +108,29 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
     return forward_bound(a.q, a.k, a.v, expected[0], _sight(a), acc, **options)[: len(expected)]
 
 
+def _gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    do, dlse = (*grads, None)[:2]
+    bias = a.mask if a.mask is not None and a.mask.is_floating_point() else None
+    E = gradient_bound(
+        a.q,
+        a.k,
+        a.v,
+        expected[0],
+        torch.zeros_like(expected[0]) if do is None else do,
+        _sight(a),
+        acc,
+        unit_roundoff(a.q.dtype if acc.dtype is None else acc.dtype),
+        softcap=a.softcap,
+        scale=head_scale(a.scale, a.q.shape[3]),
+        sinks_H=a.sinks,
+        dlse_BHS=dlse,
+        mask=bias,
+    )
+    return E.q, E.k, E.v, E.mask, E.sinks
+
+
 def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     dead_BHS = rows_without_keys(_sight(a), a.q.shape[1], a.k.shape[1], a.q)
     dead = dead_BHS.transpose(1, 2)[..., None].expand(expected[0].shape)
@@ -124,7 +147,13 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> Any:
     return outs if packed[-1] else outs[0]
 
 
-ACCURACY = Accuracy(rule="bound", bound=_bound, exact=_exact, notes="derived in hal.ops._attention_bound")
+ACCURACY = Accuracy(
+    rule="bound",
+    bound=_bound,
+    exact=_exact,
+    gradient_bound=_gradient_bound,
+    notes="derived in hal.ops._attention_bound",
+)
 
 
 @op(

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hal.accuracy import Accumulator, Accuracy
+from hal.accuracy import Accumulator, Accuracy, unit_roundoff
 from hal.arithmetic import result, widen
 from hal.errors import ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
 from hal.ops import _attention_args as arguments
 from hal.ops import _lengths as ragged
-from hal.ops._attention_bound import forward_bound, rows_without_keys
+from hal.ops._attention_bound import forward_bound, gradient_bound, rows_without_keys
 from hal.ops._attention_core import Sight, attend, head_scale
 from hal.ops._checks import check_floating, check_rank, check_same_dtype
 
@@ -154,6 +154,34 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
     return bounds[: len(expected)]
 
 
+def _gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    do, dlse = (*grads, None)[:2]
+    do = expected[0].new_zeros(expected[0].shape) if do is None else do
+    q_BSHD, o_BSHE, do_BSHE, k_BLKD, v_BLKE = _padded(a, a.q, expected[0], do)
+    dlse_BHS = None
+    if dlse is not None:
+        dlse_BHS = ragged.pad(dlse, a.cu_seqlens_q, q_BSHD.shape[1]).transpose(1, 2)
+    E = gradient_bound(
+        q_BSHD,
+        k_BLKD,
+        v_BLKE,
+        o_BSHE,
+        do_BSHE,
+        _sight(a),
+        acc,
+        unit_roundoff(a.q.dtype if acc.dtype is None else acc.dtype),
+        softcap=a.softcap,
+        scale=head_scale(a.scale, a.q.shape[2]),
+        sinks_H=a.sinks,
+        dlse_BHS=dlse_BHS,
+    )
+    T, U = a.q.shape[0], a.k.shape[0]
+    packed_k, packed_v = (ragged.unpad(t, a.cu_seqlens_k, U) for t in (E.k, E.v))
+    return ragged.unpad(E.q, a.cu_seqlens_q, T), packed_k, packed_v, E.sinks
+
+
 def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     S, L = arguments.bounded(a.max_seqlen_q, a.q.shape[0]), arguments.bounded(a.max_seqlen_k, a.k.shape[0])
     return exact_rows(_sight(a), S, L, a.cu_seqlens_q, expected)
@@ -180,7 +208,13 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> Any:
     return outs if packed[-1] else outs[0]
 
 
-ACCURACY = Accuracy(rule="bound", bound=_bound, exact=_exact, notes="derived in hal.ops._attention_bound")
+ACCURACY = Accuracy(
+    rule="bound",
+    bound=_bound,
+    exact=_exact,
+    gradient_bound=_gradient_bound,
+    notes="derived in hal.ops._attention_bound",
+)
 
 
 @op(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.accuracy import Accumulator, Accuracy, growth
+from hal.accuracy import Accumulator, Accuracy, growth, smallest_normal
 from hal.arithmetic import result, widen
 from hal.errors import ArgumentError, DtypeError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
@@ -142,6 +142,28 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
     return (total / keep_T.sum().clamp(min=1) if a.reduction == "mean" else total,)
 
 
+def _gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dout,) = grads
+    assert dout is not None
+    classes = a.logits.shape[1]
+    keep_T, x_TV = _kept(a)
+    lse_T1 = torch.logsumexp(x_TV, -1, keepdim=True)
+    share_T1 = dout.abs().expand(keep_T.shape)[:, None]
+    if a.reduction == "mean":
+        share_T1 = share_T1 / keep_T.sum().clamp(min=1)
+    p_TV = torch.exp(x_TV - lse_T1)
+    factor_T1 = 1 + 2 * a.z_loss * lse_T1.abs()
+    relative_TV = growth(classes, acc) + 2 * acc.eps * (2 + x_TV.abs() + lse_T1.abs())
+    error_TV = torch.where(p_TV > 0, p_TV * factor_T1 * relative_TV + smallest_normal(acc), 0.0)
+    error_TV = error_TV + p_TV * 2 * a.z_loss * (growth(classes, acc) + 2 * acc.eps * lse_T1.abs())
+    fixed_TV = torch.full_like(p_TV, a.label_smoothing / classes)
+    fixed_TV.scatter_add_(-1, torch.where(keep_T, a.target, 0)[:, None], torch.full_like(lse_T1, 1 - a.label_smoothing))
+    error_TV = share_T1 * (error_TV + 2 * acc.eps * fixed_TV)
+    return (torch.where(keep_T[:, None] & error_TV.isfinite(), error_TV, 0.0),)
+
+
 def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     keep_T = a.target != a.ignore_index
     return (~keep_T if a.reduction == "none" else ~keep_T.any(),)
@@ -150,11 +172,15 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
 ACCURACY = Accuracy(
     bound=_bound,
     exact=_exact,
+    gradient_bound=_gradient_bound,
     notes="A row is lse − x_t. The sum of V exponentials of arguments ≤ 0 errs by g(V) relative, so its "
     "logarithm by g(V) absolute; the subtraction of the maximum, its re-addition and that of x_t each err by "
     "ε of what they handle: 4ε(|lse| + |x_t|). Smoothing adds its share of a mean of V logits, g(V)·mean|x|; "
     "z-loss is z·lse², whose error is 2z|lse| times that of lse, and two roundings. Summing T rows adds "
-    "g(T)·Σ|row|; the mean divides. Ignored rows, and a loss without targets, are exactly 0.",
+    "g(T)·Σ|row|; the mean divides. Ignored rows, and a loss without targets, are exactly 0. Gradient: "
+    "share·[p(1 + 2z·lse) − (1 − s)·onehot − s/V], share = dout over the number of rows for a mean; p = exp(x − lse) "
+    "has the relative error g(V) + 2ε(1 + |x| + |lse|) of its argument and of the exponential, the factor of z-loss "
+    "2z times the error of lse, the fixed parts two roundings.",
 )
 
 

@@ -80,12 +80,29 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
     return (error,)
 
 
+def _gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dy,) = grads
+    assert dy is not None
+    dy_TO, x_TI = dy.flatten(0, -2) if dy.dim() > 1 else dy[None], a.x.reshape(_rows(a), a.x.shape[-1])
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        error = growth(left.shape[1], acc) * (left.abs() @ right.abs())
+        return error + acc.u_p * (left.square() @ right.square()).sqrt() if acc.u_p else error
+
+    db_O = None if a.bias is None else growth(_rows(a), acc) * dy_TO.abs().sum(0)
+    return product(dy_TO, a.weight).reshape(a.x.shape), product(dy_TO.T, x_TI), db_O
+
+
 ACCURACY = Accuracy(
     bound=_bound,
+    gradient_bound=_gradient_bound,
     notes="A sum of n products in any order errs by g(n)·Σ|x||w|; adding the bias rounds once more, ε(|b| "
     "+ |Σxw|), whose second part the first bound holds. Factors rounded to u_p (tf32) each change their "
     "product by at most u_p relative, independently: u_p·√(Σ(xw)²) is 1.2 standard deviations of the sum "
-    "of two such errors.",
+    "of two such errors. Gradients are such products too, dx over the features out, dw over the rows; that of the bias "
+    "is a sum over the rows, g(T)Σ|dy|.",
 )
 
 

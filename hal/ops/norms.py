@@ -14,6 +14,7 @@ from hal.accuracy import Accumulator, Accuracy, growth
 from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, compute_dtype, dtype_name, op, result, stored, widen
 from hal.ops._checks import check_floating, check_number, check_same_device, check_same_dtype, check_shape
+from hal.ops._norm_gradients import layer_gradient_bound, rms_gradient_bound
 
 __all__ = ["add_rms_norm", "layer_norm", "rms_norm"]
 
@@ -68,9 +69,18 @@ def _rstd(x_TF: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(x_TF.square().mean(-1) + eps)
 
 
+def _root(x_TF: Tensor, eps: float) -> Tensor:
+    """sqrt(mean(x²) + eps), the last axis kept.
+
+    Results are divided by it rather than multiplied by its reciprocal: the derivative of that has its third power,
+    which leaves float32 where x is large or small.
+    """
+    return torch.sqrt(x_TF.square().mean(-1, keepdim=True) + eps)
+
+
 def _rms_scaled(x_TF: Tensor, a: Args, dtype: torch.dtype) -> Tensor:
     """The norm of x (in its compute dtype), scaled; `dtype` is what the results are stored in."""
-    normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
+    normed_TF = x_TF / _root(x_TF, a.eps)
     if a.round_before_weight:
         normed_TF = stored(normed_TF, dtype)
     if a.weight is None:
@@ -96,6 +106,15 @@ def _rms_error(x_TF: Tensor, a: Args, y_TF: Tensor, acc: Accumulator) -> Tensor:
     return error_TF + (step_TF * scale_F.abs() + normed_TF.abs() * step_F) / C
 
 
+def _gradient_bound_rms(
+    a: Args, results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dy,) = grads
+    assert dy is not None
+    dx, dw = rms_gradient_bound(a.x, a, dy, acc)
+    return dx, None if a.weight is None else dw
+
+
 def _step(t: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
     """How far apart the roundings to `dtype` of values within this error of t may lie."""
     return stored(t + error, dtype) - stored(t - error, dtype)
@@ -109,7 +128,8 @@ RMS_NOTES = (
     "The mean of F squares carries g(F), halved by the root, the mean's division, eps and the root 2ε; the "
     "products with x and with the weight and the sum of weight and offset ε each; where there is an offset, a "
     "float64 weight may be rounded before that sum, ε|x̂||weight|. With round_before_weight in a 16-bit dtype a "
-    "value within that error of a tie may be stored one step off, which the weight multiplies."
+    "value within that error of a tie may be stored one step off, which the weight multiplies. Gradients: derived in "
+    "hal.ops._norm_gradients."
 )
 
 
@@ -127,7 +147,7 @@ RMS_NOTES = (
     meta=_meta_rms,
     traits=lambda a: _traits(a, "weight_offset", "round_before_weight"),
     cost=_cost_rms,
-    accuracy=Accuracy(bound=_bound_rms, notes=RMS_NOTES),
+    accuracy=Accuracy(bound=_bound_rms, gradient_bound=_gradient_bound_rms, notes=RMS_NOTES),
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight"),
     grad=("x", "weight"),
     stats=("rstd",),
@@ -210,6 +230,19 @@ def _bound_add_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tu
     return _rms_error(sum_TF, a, results[0], acc), torch.zeros_like(results[1])
 
 
+def _gradient_bound_add_rms(
+    a: Args, results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    dy, d_sum = grads
+    sum_TF = a.x + a.residual
+    if a.round_residual and acc.dtype is not None:
+        sum_TF = stored(sum_TF, acc.dtype)
+    dx, dw = rms_gradient_bound(sum_TF, a, torch.zeros_like(sum_TF) if dy is None else dy, acc)
+    if d_sum is not None:
+        dx = dx + acc.eps * d_sum.abs()
+    return dx, dx, None if a.weight is None else dw
+
+
 @op(
     schema="Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset, "
     "bool round_before_weight, bool round_residual",
@@ -221,9 +254,10 @@ def _bound_add_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tu
     cost=_cost_add_rms,
     accuracy=Accuracy(
         bound=_bound_add_rms,
+        gradient_bound=_gradient_bound_add_rms,
         notes=f"{RMS_NOTES} The sum is rounded once, from a float32 sum that errs by ε of itself: rounding "
         "that again to 16 bits equals one rounding (24 ≥ 2·11 + 2 bits), so residual_out has no error of its "
-        "own, and the stored sum none either.",
+        "own, and the stored sum none either. Its gradient joins that of the norm in one sum, ε|d_residual_out|.",
     ),
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight", "round_residual"),
     grad=("x", "residual", "weight"),
@@ -293,6 +327,14 @@ def _bound_layer(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tupl
     return ((g + 4 * acc.eps) * (y_TF - a.bias).abs() + acc.eps * a.bias.abs() + shift_TF,)
 
 
+def _gradient_bound_layer(
+    a: Args, results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dy,) = grads
+    assert dy is not None
+    return layer_gradient_bound(a, dy, acc)
+
+
 @op(
     schema="Tensor x, Tensor? weight, Tensor? bias, float eps",
     results=("y",),
@@ -303,9 +345,11 @@ def _bound_layer(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tupl
     cost=_cost_layer,
     accuracy=Accuracy(
         bound=_bound_layer,
+        gradient_bound=_gradient_bound_layer,
         notes="The mean errs by g(F)·mean|x|, which rstd and the weight multiply; as a shift common to a "
         "row it changes the variance in second order only. The variance is a mean of F squares, g(F); "
-        "difference, root and products 4ε of Y − b; the last sum ε|Y| ≤ ε|Y − b| + ε|b|.",
+        "difference, root and products 4ε of Y − b; the last sum ε|Y| ≤ ε|Y − b| + ε|b|. Gradients: derived in "
+        "hal.ops._norm_gradients.",
     ),
     features=("weight", "bias", "mixed_weight_dtype", "mixed_bias_dtype"),
     grad=("x", "weight", "bias"),
@@ -332,8 +376,9 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         DeviceError: the tensors are on different devices.
         ArgumentError: eps is negative or not a number.
     """
-    centred_TF, _, rstd_T = _moments(widen(x), eps)
-    y_TF = centred_TF * rstd_T.unsqueeze(-1)
+    x_TF = widen(x)
+    centred_TF = x_TF - x_TF.mean(-1, keepdim=True)
+    y_TF = centred_TF / _root(centred_TF, eps)
     if weight is not None:
         y_TF = y_TF * weight.to(y_TF.dtype)
     if bias is not None:

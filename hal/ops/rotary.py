@@ -153,17 +153,26 @@ def _angles(a: Args, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return a.cos[a.positions].to(dtype).unsqueeze(-2), a.sin[a.positions].to(dtype).unsqueeze(-2)
 
 
-def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+def _error(x: Tensor, a: Args, acc: Accumulator) -> Tensor:
     cos, sin = _angles(a, torch.float64)
     half = cos.shape[-1]
+    x1, x2 = (part.abs() for part in _pairs(x, half, a.interleaved))
+    c, s = cos.abs(), sin.abs()
+    untouched = torch.zeros_like(x[..., 2 * half :])
+    return 2 * acc.eps * _joined(x1 * c + x2 * s, x2 * c + x1 * s, untouched, a.interleaved)
 
-    def error(x: Tensor) -> Tensor:
-        x1, x2 = (part.abs() for part in _pairs(x, half, a.interleaved))
-        c, s = cos.abs(), sin.abs()
-        untouched = torch.zeros_like(x[..., 2 * half :])
-        return 2 * acc.eps * _joined(x1 * c + x2 * s, x2 * c + x1 * s, untouched, a.interleaved)
 
-    return error(a.q), torch.zeros_like(expected[1]) if a.k is None else error(a.k)
+def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
+    return _error(a.q, a, acc), torch.zeros_like(expected[1]) if a.k is None else _error(a.k, a, acc)
+
+
+def _gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    def one(x: Tensor | None, grad: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.zeros_like(x) if grad is None else _error(grad, a, acc)
+
+    return one(a.q, grads[0]), one(a.k, grads[1])
 
 
 def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
@@ -176,8 +185,10 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
 ACCURACY = Accuracy(
     bound=_bound,
     exact=_exact,
+    gradient_bound=_gradient_bound,
     notes="Two products and a sum: ε|x₁c| + ε|x₂s| + ε|Y| ≤ 2ε(|x₁c| + |x₂s|), with cos and sin taken as "
-    "given in float32. Dims past rotary_dim are copies, exact.",
+    "given in float32. Dims past rotary_dim are copies, exact. The gradient turns the "
+    "other way, at the same error.",
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.accuracy import Accumulator, Accuracy, growth
+from hal.accuracy import Accumulator, Accuracy, growth, smallest_normal, unit_roundoff
 from hal.arithmetic import result, widen
 from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, dtype_name, op
@@ -67,6 +67,30 @@ def _bound(a: Args, expected: tuple[Tensor, ...], acc: Accumulator) -> tuple[Ten
     return (torch.where(error.isfinite(), error, 0.0),)
 
 
+def _gradient_bound(
+    a: Args, expected: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], acc: Accumulator
+) -> tuple[Tensor | None, ...]:
+    (dy,), (y,) = grads, expected
+    n = a.x.shape[a.dim]
+    assert dy is not None
+    if n == 0:
+        return (torch.zeros_like(a.x),)
+    relative = growth(n, acc) + 2 * acc.eps * (1 + (a.x - a.x.amax(a.dim, keepdim=True)).abs())
+    saved, least = 0.0, smallest_normal(acc)
+    if acc.dtype is not None and acc.dtype.itemsize == 2:
+        saved = unit_roundoff(acc.dtype)
+        least += torch.finfo(acc.dtype).tiny * saved
+    weighed = dy * y
+    mean = weighed.sum(a.dim, keepdim=True)
+    live = torch.where(relative.isfinite(), relative, 0.0)
+    moved = (weighed.abs() * (live + growth(n, acc))).sum(a.dim, keepdim=True)
+    moved = moved + (saved * weighed).square().sum(a.dim, keepdim=True).sqrt()
+    moved = moved + least * dy.square().sum(a.dim, keepdim=True).sqrt()
+    error = y * ((live + saved) * (dy - mean).abs() + moved + 2 * acc.eps * (dy.abs() + mean.abs()))
+    error = error + torch.where(y > 0, least, 0.0) * (dy - mean).abs()
+    return (torch.where(error.isfinite(), error, 0.0),)
+
+
 def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     alive = ~expected[0].isnan()
     return ((a.x == float("-inf")) & alive,)
@@ -75,10 +99,13 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
 ACCURACY = Accuracy(
     bound=_bound,
     exact=_exact,
+    gradient_bound=_gradient_bound,
     notes="x − max rounds once, ε|x − max| absolute, hence relative in the exponential, which itself errs "
     "by 1 to 2 ε; the denominator is a sum of n positive terms with the same errors, averaged, and g(n) "
     "of its own; one division. What underflows is below 2⁻¹²⁶, which omega holds. −inf weighs exactly 0, "
-    "in a row of nothing else too.",
+    "in a row of nothing else too. Gradient: dx = y(dy − m), m = Σdy·y. With ρ the relative error of y, m moves by "
+    "Σ|dy·y|(ρ + g(n)); difference and product 2ε(|dy| + |m|); where y was kept in 16 bits, its rounding u moves m by "
+    "u√Σ(dy·y)² and dx by u|dx|, or by half of what is least there where y underflows.",
 )
 
 

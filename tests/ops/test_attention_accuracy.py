@@ -72,7 +72,7 @@ def gradient_budget_used(dtype, asked, done, rounding=None, declares_p=False):
         sinks_H=None,
     )
     used = 0.0
-    for d, D, E in zip(found, expected, bounds, strict=True):
+    for d, D, E in zip(found, expected, bounds[:3], strict=True):
         rest = (d.double() - D).abs() - unit_roundoff(dtype) * D.abs() - 2.0**-125
         used = max(used, float(torch.where(rest > 0, rest / E, 0.0).max()))
     return used

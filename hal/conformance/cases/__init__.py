@@ -46,10 +46,10 @@ def family(op: str) -> Family:
 @lru_cache(maxsize=64)
 def _own(op: str) -> tuple[Case, ...]:
     """All cases of an op, each id once, the quick ones' order kept."""
-    from hal.conformance.cases import captured, drawn
+    from hal.conformance.cases import captured, drawn, gradients
 
     found: dict[str, Case] = {}
-    for case in (*family(op).grid(), *drawn.cases(op), *captured.cases(op)):
+    for case in (*family(op).grid(), *drawn.cases(op), *captured.cases(op), *gradients.cases(op)):
         if case.id not in found or found[case.id].suite == "full":
             found[case.id] = case
     return tuple(found.values())

@@ -128,7 +128,7 @@ class Family:
         return layout if name not in self.dense_last or layout in DENSE_LAST else "swapped"
 
     def _defaults(self) -> dict[str, Any]:
-        return {**self.defaults, "layout": "contiguous", "poison": "auto", "captured": None, "bad": None}
+        return {**self.defaults, "layout": "contiguous", "poison": "auto", "captured": None, "bad": None, "grad": False}
 
 
 def rows(

@@ -49,7 +49,7 @@ class RotaryEmbedding(Family):
         "cos_rank": ("ShapeError", ("cos",), change("cos", lambda c: c[0])),
         "sin_shape": ("ShapeError", ("sin",), change("sin", lambda s: s[1:])),
         "rotary_dim": ("ShapeError", ("rotary_dim",), change("rotary_dim", lambda _: 62)),
-        "position_high": ("ArgumentError", ("positions", "50"), change("positions", lambda p: p + 50)),
+        "position_high": ("ArgumentError", ("positions", "49"), change("positions", lambda p: p + 50)),
         "position_negative": ("ArgumentError", ("positions", "-"), change("positions", lambda p: p - 100)),
     }
 

@@ -240,6 +240,8 @@ class TopKTopPProbs(Family):
         for dtype in ("float32", "bfloat16"):
             yield self.case(dtype, "edge", x="ties", k=9)
             yield self.case(dtype, "edge", x="ties", p=0.43)
+            # ten equal tokens: their sums meet p within rounding, and either answer is right
+            yield self.case(dtype, "edge", B=1, V=24, x="ties", k=10, p=0.1, kind="one")
             yield self.case(dtype, "edge", x="equal", k=1)
             yield self.case(dtype, "edge", x="holes", k=30, p=0.9)
             yield self.case(dtype, "edge", x="odd", t=0.7, k=20, p=0.9, B=6)
