@@ -192,6 +192,7 @@ ACCURACY = Accuracy(rule="bound", bound=_bound, exact=_exact, notes="derived in 
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("head_dim", "v_head_dim", "gqa_ratio"),
     cost=_cost,
     accuracy=ACCURACY,
     features=(*arguments.FEATURES, "host_lengths"),

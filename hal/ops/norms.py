@@ -126,6 +126,7 @@ RMS_NOTES = (
     validate=_validate_rms,
     meta=_meta_rms,
     traits=lambda a: _traits(a, "weight_offset", "round_before_weight"),
+    dims=("features",),
     cost=_cost_rms,
     accuracy=Accuracy(bound=_bound_rms, notes=RMS_NOTES),
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight"),
@@ -218,6 +219,7 @@ def _bound_add_rms(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tu
     validate=_validate_add_rms,
     meta=_meta_add_rms,
     traits=lambda a: _traits(a, "weight_offset", "round_before_weight", "round_residual"),
+    dims=("features",),
     cost=_cost_add_rms,
     accuracy=Accuracy(
         bound=_bound_add_rms,
@@ -300,6 +302,7 @@ def _bound_layer(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tupl
     validate=lambda a: _check_norm("layer_norm", a),
     meta=_meta_layer,
     traits=_traits,
+    dims=("features",),
     cost=_cost_layer,
     accuracy=Accuracy(
         bound=_bound_layer,

@@ -48,6 +48,8 @@ class Changes:
         self, path: str, module: nn.Module, forward: Callable[..., Any], ops: tuple[str, ...], how: str = ""
     ) -> None:
         """Give this one instance another forward; its class stays as it is."""
+        # Pickles name a method: under the class's own name, a loaded copy has the class's forward again.
+        forward.__name__ = "forward"
         method = MethodType(forward, module)
         module.forward = method
         self._forwards.append((module, method))
