@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal.errors import HalError
+from hal.errors import ArgumentError, HalError
 
 COULD_NOT_RUN = 2
 # Off a terminal rich assumes 80 columns, which cuts case ids; a pipe has no width.
@@ -47,6 +47,20 @@ def table(title: str | None = None) -> Table:
 def line(text: str, style: str = "", stderr: bool = False) -> None:
     """One line, wrapped by the terminal alone, so that it can be copied."""
     console(stderr).print(Text(text, style=style), soft_wrap=True)
+
+
+def torch_device(text: str, used: bool = False) -> Any:
+    """The torch device of --device; ArgumentError for none such, or with `used` for one that cannot hold a tensor."""
+    import torch
+
+    try:
+        device = torch.device(text)
+        if used:
+            torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"--device {text}: {why}; 'hal devices' lists this machine's devices") from None
+    return device
 
 
 def open_streams() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hal.cli._console import console, line, print_json, table
+from hal.cli._console import console, line, print_json, table, torch_device
 from hal.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def _operator(name: str) -> Op:
 def _explain(
     op: Op, shapes: list[str], dtypes: list[str], settings: list[str], device: str | None
 ) -> tuple[Explanation, Args]:
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hal import selection
@@ -98,7 +97,7 @@ def _explain(
     from hal.settings import current
 
     request = _request.build(op, shapes, dtypes, settings)
-    where = torch.device(device or Site.of(current().backend).target.device)
+    where = torch_device(device or Site.of(current().backend).target.device)
     with FakeTensorMode():
         a = _request.bind(op, request, where)
         op.validate(a)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hal.cli._console import console, line, print_json, table
+from hal.cli._console import console, line, print_json, table, torch_device
+from hal.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hal.port.generation import Generation
@@ -59,6 +60,11 @@ def generate(
     from hal.port import generation, loading
     from hal.port.transformers import apply
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError("the prompt is not UTF-8 text; set a UTF-8 locale, or convert it") from None
+    torch_device(device, used=True)
     applied: Applied | None = None
     with ExitStack() as stack:
         if backend is not None:
