@@ -105,6 +105,13 @@ def _explain(
 
 
 def _print(explanation: Explanation) -> None:
+    if explanation.candidates:
+        _table(explanation)
+    if explanation.chosen is None:
+        line(_advice(explanation), "red")
+
+
+def _table(explanation: Explanation) -> None:
     rows = table()
     for column in ("", "implementation", "kind", "priority", "why not"):
         rows.add_column(column, overflow="fold")
@@ -126,8 +133,17 @@ def _print(explanation: Explanation) -> None:
             style="bold" if chosen else "",
         )
     console().print(rows)
-    if explanation.chosen is None:
-        line("Nothing serves this call; HAL_FALLBACK=portable or cpu allows slower ones.", "red")
+
+
+def _advice(explanation: Explanation) -> str:
+    from hal.settings import current
+
+    told = "Nothing serves this call"
+    if not explanation.candidates:
+        told = f"Backend {explanation.backend} has no implementation of {explanation.op.name}"
+    if current().fallback == "error":
+        return f"{told}; HAL_FALLBACK=portable allows composed ones on the same device, cpu those of the CPU."
+    return f"{told}, and HAL_FALLBACK={current().fallback} allows nothing that does; change the call or the backend."
 
 
 def _call(op: Op, a: Args) -> str:
