@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,51 @@ HEAD = """\
 
 <!-- Written by docs/generate.py from the contract. Change the operator's docstring, then run `make docs`. -->
 
-Every operator is `hal.ops.NAME`. The body of its reference function is its meaning: each entry links to it.
-Conventions that hold for all of them are in [concepts](concepts.md); how results are judged in
+Every operator is `hal.ops.NAME`. The body of its reference function, in the module that its section links to, is its
+meaning. Conventions that hold for all of them are in [concepts](concepts.md); how results are judged in
 [numerics](numerics.md).
 
 """
+READING = """\
+## Reading an entry
+
+The text is what `help(hal.ops.NAME)` prints. In signatures `Window` is `tuple[int | None, int | None]`, `Parameter` is
+`float | Tensor | None`, `Count` is `int | Tensor | None` and `Scaling` a mapping. Below it stand
+
+- **gradients**: the arguments that can be differentiated, and **kept**: what a `backward` of an implementation gets of
+  the results and statistics, by these names;
+- **writes**: what is written beside the results;
+- **features**: what an implementation accepts by listing it in `Supports.features`;
+- **limits**: the dimensions that `Supports.limits` can bound;
+- **judged**: the rule, and why its bound is what it is;
+- **torch op**: what autograd, `torch.compile` and `torch.export` see.
+
+A call uses a feature when
+
+"""
+# What uses a feature, where its name is not simply that of an argument which is given, true or not its default.
+USES = {
+    "bias": "a bias is given; in `attention`, a mask that is not boolean",
+    "different_v_dim": "k and v differ in head dim",
+    "gqa": "there are fewer kv heads than query heads",
+    "host_lengths": "every optional CPU copy of lengths is given",
+    "inner_dim": "`dim` is not the last axis",
+    "key": "k is given",
+    "kv_fp8, kv_int8": "the cache is of that dtype",
+    "kv_scale": "a scale is given",
+    "kv_scale_per_head": "a scale has an entry per kv head",
+    "lse": "`return_lse` is true",
+    "mask": "a boolean mask is given",
+    "mixed_bias_dtype, mixed_weight_dtype": "the bias or weight has another dtype than x",
+    "out_dtype": "the result has another dtype than the cache",
+    "partial": "the tables rotate fewer dims than a head has",
+    "prefill": "`max_seqlen_q` is above 1",
+    "reduction_mean, reduction_none, reduction_sum": "`reduction` is that",
+    "tanh": "`approximate` is `tanh`",
+    "temperature, top_k, top_p, min_p": "it is given, as a number or a tensor",
+    "temperature_tensor, top_k_tensor, top_p_tensor, min_p_tensor, seed_tensor": "it is given as a tensor",
+    "window": "one of its sides is bounded",
+}
 
 
 def signature(name: str, of: inspect.Signature) -> str:
@@ -35,7 +76,10 @@ def signature(name: str, of: inspect.Signature) -> str:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
             parts.append("*")
             keyword_only = True
-        parts.append(str(parameter).replace("'", ""))
+        shown = str(parameter)
+        if isinstance(parameter.annotation, str):
+            shown = shown.replace(repr(parameter.annotation), parameter.annotation, 1)
+        parts.append(shown)
     returns = of.return_annotation
     returns = returns if isinstance(returns, str) else inspect.formatannotation(returns)
     line = f"{name}({', '.join(parts)}) -> {returns}"
@@ -56,12 +100,29 @@ def judged(op: Op) -> str:
     return rules[op.accuracy.rule] + (f". {notes}" if notes else "")
 
 
+def names(of: Iterable[str], none: str = "none") -> str:
+    return ", ".join(f"`{name}`" for name in of) or none
+
+
+def reading() -> str:
+    """How to read an entry. A feature that is not named after an argument must be explained."""
+    explained = {name for key in USES for name in key.split(", ")}
+    for op in OPS.values():
+        for name in set(op.features) - explained - set(op.signature.parameters):
+            raise SystemExit(f"docs/generate.py: say in USES what uses the feature {name!r} of {op.name}")
+    rows = [f"| {names(key.split(', '))} | {text} |" for key, text in USES.items()]
+    rows.append("| any other | the argument of that name is given, true or not its default |")
+    return READING + "| feature | when |\n|---|---|\n" + "\n".join(rows) + "\n\n"
+
+
 def entry(op: Op) -> str:
     schema = str(getattr(torch.ops.hal, op.torch_name).default._schema)
     rows = [
-        ("gradients", ", ".join(f"`{name}`" for name in op.grad) or "none"),
-        ("writes", ", ".join(f"`{name}`" for name in op.mutates) or "nothing but its results"),
-        ("features", ", ".join(f"`{name}`" for name in op.features) or "none"),
+        ("gradients", names(op.grad)),
+        *([("kept", names(op.saves, "the arguments alone"))] if op.grad else []),
+        ("writes", names(op.mutates, "nothing but its results")),
+        ("features", names(op.features)),
+        ("limits", names(op.dims)),
         ("judged", judged(op)),
         ("torch op", f"`{schema}`"),
     ]
@@ -89,13 +150,14 @@ def home(name: str) -> str:
 
 def page() -> str:
     functions = {name: getattr(hal.ops, name) for name in hal.ops.__all__}
-    parts = [HEAD]
-    for module, names in groupby(sorted(functions, key=home), key=home):
-        path = module.replace(".", "/") + ".py"
-        about = (inspect.getdoc(sys.modules[module]) or "").split("\n\n")[0]
+    index, parts = ["| operators | |\n|---|---|\n"], []
+    for module, members in groupby(sorted(functions, key=home), key=home):
+        path, found = module.replace(".", "/") + ".py", list(members)
+        about = " ".join((inspect.getdoc(sys.modules[module]) or "").split("\n\n")[0].split())
+        index.append(f"| {', '.join(f'[{n}](#{n})' for n in found)} | {about} |\n")
         parts.append(f"## [{module.rpartition('.')[2]}](../{path})\n\n{about}\n\n")
-        parts.extend((entry(OPS[n]) if n in OPS else helper(n, functions[n])) + "\n" for n in names)
-    return "".join(parts).rstrip() + "\n"
+        parts.extend((entry(OPS[n]) if n in OPS else helper(n, functions[n])) + "\n" for n in found)
+    return "".join([HEAD, *index, "\n", reading(), *parts]).rstrip() + "\n"
 
 
 def main() -> int:

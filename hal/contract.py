@@ -119,6 +119,7 @@ class Op:
     cost: Callable[[Args], Cost]
     accuracy: Accuracy
     features: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
     grad: tuple[str, ...] = ()
     stats: tuple[str, ...] = ()
     compute_stats: Callable[[Args, tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None

@@ -19,11 +19,11 @@ from torch.nn import Parameter
 from hal import settings
 from hal.contract import Args, BoundPlan, Dispatcher, Op
 from hal.errors import HalError, TransformError
-from hal.kinds import check_kinds, fits_int64
+from hal.kinds import check_kinds, check_packed, fits_int64
 from hal.locks import LOCK
 from hal.recording import recorder
 
-__all__ = ["clear", "device_of", "install", "plan_by_id", "plan_packed", "public_function", "validated"]
+__all__ = ["clear", "device_of", "install", "plan_by_id", "plan_key", "plan_packed", "public_function", "validated"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -112,14 +112,20 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
             plan = new_plan(op, op.bind(args, kwargs))
         if plan is None:
             plan = plans[key] = _bounded(plans, new_plan(op, op.bind(args, kwargs)))
-        if found and _grad_enabled():
-            if record is None:
-                return long_way(op, args, kwargs)
-            packed = op.pack(*args, **kwargs)
+        try:
+            if found and _grad_enabled():
+                if record is None:
+                    return long_way(op, args, kwargs)
+                packed = op.pack(*args, **kwargs)
+                plan.tally.calls += 1
+                return op.public(record(plan, *packed)[:n_results], packed)
             plan.tally.calls += 1
-            return op.public(record(plan, *packed)[:n_results], packed)
-        plan.tally.calls += 1
-        return plan.call(*args, **kwargs)
+            return plan.call(*args, **kwargs)
+        except HalError:
+            raise
+        except Exception:  # the key leaves out what hardly any tensor has, such as an opaque layout
+            validated(op, op.bind(args, kwargs))
+            raise
 
     return call
 
@@ -127,32 +133,38 @@ def public_function(op: Op, reference: Callable[P, R]) -> Callable[P, R]:
 def long_way(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Through the torch op: autograd records it, modes and compilers see it."""
     packed = op.pack(*args, **kwargs)
+    if _is_compiling():
+        return _lowered(op, packed, True)
+    check_packed(op, packed)
+    refuse_transforms(op, packed)
+    try:
+        return _lowered(op, packed, _functorch_level() is not None)
+    except HalError:
+        raise
+    except Exception:  # torch's words for what validation refuses; the kernel, which validates, was not reached
+        validated(op, Args(**op.unpack(packed)))
+        raise
+
+
+def _lowered(op: Op, packed: tuple[Any, ...], seen: bool) -> Any:
+    """The torch op's results, made public; `seen` says whether a transform or a compiler looks on."""
     if op.autocast and _autocast():
         packed = _cast(op, packed)
     if op.host_lengths and _first_device(packed) == "cuda":
         packed = tuple(
             None if name in op.host_lengths else value for name, value in zip(op.schema_names, packed, strict=True)
         )
-    if _is_compiling():
-        outs = _lowered(op, packed, True)
-    else:
-        refuse_transforms(op, packed)
-        try:
-            outs = _lowered(op, packed, _functorch_level() is not None)
-        except HalError:
-            raise
-        except Exception:  # torch's words for what validation refuses; the kernel, which validates, was not reached
-            validated(op, Args(**op.unpack(packed)))
-            raise
+    outs = _torch_outs(op, packed, seen)
     if not isinstance(outs, tuple):
         outs = () if outs is None else (outs,)
     return op.public(outs[: len(op.results)], packed)
 
 
-def _lowered(op: Op, packed: tuple[Any, ...], seen: bool) -> Any:
-    """The torch op's results; `seen` by a transform or a compiler, a call that records nothing is autograd's too."""
+def _torch_outs(op: Op, packed: tuple[Any, ...], seen: bool) -> Any:
     torch_op = op.torch_op
     if not op.grad:
+        if op.mutates and _grad_enabled():
+            _refuse_recorded(op, packed)
         return torch_op(*packed)
     if _grad_enabled() and _requires_grad(op, packed):
         return torch_op(*packed, True)
@@ -160,6 +172,18 @@ def _lowered(op: Op, packed: tuple[Any, ...], seen: bool) -> Any:
         return torch_op(*packed, False)
     with torch._C._AutoDispatchBelowAutograd():  # nothing to record: spare the autograd kernel, in Python too
         return torch_op(*packed, False)
+
+
+def _refuse_recorded(op: Op, packed: Sequence[Any]) -> None:
+    """TransformError for a written tensor that is part of a graph: autograd would not hear of the write."""
+    for name in op.mutates:
+        value = packed[op.schema_names.index(name)]
+        for t in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(t, Tensor) and t.requires_grad:
+                raise TransformError(
+                    f"{op.name} writes into {name}, which requires a gradient, and has none to give; detach it, or "
+                    "call under torch.no_grad()"
+                )
 
 
 def _requires_grad(op: Op, packed: Sequence[Any]) -> bool:
@@ -174,13 +198,18 @@ def plan_packed(op: Op, packed: Sequence[Any]) -> tuple[BoundPlan, dict[str, Any
     """The plan of a torch op's call, and the public keyword arguments."""
     arguments = op.unpack(packed)
     plans = _packed_caches(op.name)
-    parts: list[Any] = [_policy_key(), _deterministic()]
-    _fingerprint(parts, steady(op, packed, op.schema_names) if op.volatile else packed)
-    key = tuple(parts)
+    key = plan_key(steady(op, packed, op.schema_names) if op.volatile else packed)
     plan = plans.get(key)
     if plan is None:
         plan = plans[key] = _bounded(plans, new_plan(op, Args(**arguments)))
     return plan, arguments
+
+
+def plan_key(values: Iterable[Any]) -> tuple[Any, ...]:
+    """What a plan is found under: equal keys mean calls that one plan may serve."""
+    parts: list[Any] = [_policy_key(), _deterministic()]
+    _fingerprint(parts, values)
+    return tuple(parts)
 
 
 def plan_by_id(plan_id: int) -> BoundPlan | None:
@@ -217,7 +246,7 @@ def _fingerprint(parts: list[Any], values: Iterable[Any]) -> int:
                 found |= _REQUIRES_GRAD
         elif kind in _SCALARS:  # the type too: True and 1 are equal, but not equally legal
             parts += (kind, value)
-        elif kind is list or kind is tuple:
+        elif isinstance(value, list | tuple):
             members: list[Any] = []
             found |= _fingerprint(members, value)
             parts.append(tuple(members))
@@ -258,6 +287,15 @@ def refuse_transforms(op: Op, packed: Sequence[Any]) -> None:
     level = _functorch_level()
     if level is not None and level.key() == torch._C._functorch.TransformType.Vmap:
         raise TransformError(f"{op.name} does not run under vmap; write the batch into the tensors' own axes")
+    if (
+        level is not None
+        and op.results
+        and _grad_enabled()
+        and any(isinstance(t, Tensor) and t.requires_grad for t in packed)
+    ):
+        raise TransformError(
+            f"{op.name} is not differentiated by torch.func's transforms; use torch.autograd.grad, or `backward`"
+        )
     tangents = _forward_ad._current_level >= 0
     for value in packed:
         kind = type(value)
@@ -275,7 +313,7 @@ def refuse_transforms(op: Op, packed: Sequence[Any]) -> None:
 
 def _cast(op: Op, packed: tuple[Any, ...]) -> tuple[Any, ...]:
     device_type = _first_device(packed)
-    if not torch.is_autocast_enabled(device_type):
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return packed
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(

@@ -45,7 +45,9 @@ def _at_exit() -> None:
         if path is not None:
             write_whole(path, json.dumps(report(), indent=2) + "\n")
     except HalError as error:
-        logger.warning("the dispatch report was not written: %s", error)
+        # A setting that means nothing has been told to whoever asked; only one who wants a report hears it again.
+        if "report" in settings.environment():
+            logger.warning("the dispatch report was not written: %s", error)
 
 
 atexit.register(_at_exit)

@@ -65,7 +65,7 @@ class SyncError(HalError, RuntimeError):
 
 
 class TransformError(HalError, NotImplementedError):
-    """A torch transform (double backward, forward AD, vmap, DTensor) that the operators do not support."""
+    """A torch transform (double backward, forward AD, vmap, torch.func, DTensor) that the operators do not support."""
 
 
 class FileError(HalError, OSError):

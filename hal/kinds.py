@@ -6,21 +6,25 @@ take True for 1, a number for a flag and a float for a count without a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from hal.contract import Args, Op
 from hal.errors import ArgumentError
 
-__all__ = ["check_kinds", "fits_int64"]
+__all__ = ["check_kinds", "check_packed", "fits_int64"]
 
 
 class _Kind(NamedTuple):
+    """How a kind is called, the types that have it beyond doubt, and the test for the others."""
+
     words: str
+    usual: tuple[type, ...]
     holds: Callable[[Any], bool]
 
 
@@ -50,19 +54,44 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, int) or abs(value) < 1e300
 
 
-_TENSOR = _Kind("a tensor", lambda value: isinstance(value, Tensor))
+_TENSOR = _Kind("a tensor", (Tensor, Parameter), lambda value: isinstance(value, Tensor))
+_INTEGER = _Kind("an integer of 64 bits", (int,), _is_integer)
 _KINDS = {
     "Tensor": _TENSOR,
     "Tensor[]": _Kind(
-        "a list of tensors", lambda value: isinstance(value, list | tuple) and all(map(_TENSOR.holds, value))
+        "a list of tensors", (), lambda value: isinstance(value, list | tuple) and all(map(_TENSOR.holds, value))
     ),
-    "int": _Kind("an integer of 64 bits", _is_integer),
-    "SymInt": _Kind("an integer of 64 bits", _is_integer),
-    "float": _Kind("a number", _is_number),
-    "bool": _Kind("True or False", lambda value: isinstance(value, bool | torch.SymBool)),
-    "str": _Kind("a string", lambda value: isinstance(value, str)),
-    "ScalarType": _Kind("a torch dtype", lambda value: isinstance(value, torch.dtype)),
+    "int": _INTEGER,
+    "SymInt": _INTEGER,
+    "float": _Kind("a number", (float, int), _is_number),
+    "bool": _Kind("True or False", (bool,), lambda value: isinstance(value, bool | torch.SymBool)),
+    "str": _Kind("a string", (str,), lambda value: isinstance(value, str)),
+    "ScalarType": _Kind("a torch dtype", (torch.dtype,), lambda value: isinstance(value, torch.dtype)),
 }
+
+
+def _written(op: Op) -> dict[str, str]:
+    """The schema's types by argument, such as `Tensor?`, without what they say on aliases."""
+    found = {}
+    for part in op.schema.split(","):
+        written, name = part.split()
+        before, alias, after = written.partition("(")
+        found[name] = before + after.partition(")")[2] if alias else written
+    return found
+
+
+@lru_cache(None)
+def _usual(op: Op) -> tuple[frozenset[type], ...]:
+    return tuple(
+        frozenset((*_KINDS[written.rstrip("?")].usual, *((type(None),) if written.endswith("?") else ())))
+        for written in _written(op).values()
+    )
+
+
+@lru_cache(None)
+def _known(op: Op) -> set[tuple[type, ...]]:
+    """The types of calls that were found to be right, by their types alone."""
+    return set()
 
 
 @lru_cache(None)
@@ -71,19 +100,14 @@ def _parameters(op: Op) -> tuple[_Parameter, ...]:
 
 
 def _read(op: Op) -> Iterator[_Parameter]:
-    types = {}
-    for part in op.schema.split(","):
-        written, name = part.split()
-        alias = written.find("(")
-        if alias >= 0:
-            written = written[:alias] + written[written.index(")") + 1 :]
-        types[name] = written
+    types = _written(op)
     for name in op.signature.parameters:
         found = [types[part] for part in (name, *op.splits.get(name, ())) if part in types]
         if found:
             kinds = tuple(dict.fromkeys(_KINDS[written.rstrip("?")] for written in found))
             members = name not in types and len(found) > 1
-            yield _Parameter(name, kinds, members, all(written.endswith("?") for written in found))
+            optional = members or op.signature.parameters[name].default is None
+            yield _Parameter(name, kinds, members, optional or (len(found) == 1 and found[0].endswith("?")))
 
 
 def check_kinds(op: Op, a: Args) -> None:
@@ -99,18 +123,28 @@ def check_kinds(op: Op, a: Args) -> None:
             _check(op, name, value, kinds, optional)
 
 
+def check_packed(op: Op, packed: Sequence[Any]) -> None:
+    """The same for the torch op's arguments, of which torch would turn many into what it wants; cheap once known."""
+    types = (*map(type, packed),)
+    known = _known(op)
+    if types not in known:
+        check_kinds(op, Args(**op.unpack(packed)))
+        if all(kind in usual for kind, usual in zip(types, _usual(op), strict=True)):
+            known.add(types)
+
+
 def _check(op: Op, name: str, value: Any, kinds: tuple[_Kind, ...], optional: bool) -> None:
     if value is None and optional:
         return
     if not any(kind.holds(value) for kind in kinds):
         words = " or ".join((*(kind.words for kind in kinds), *(("None",) if optional else ())))
-        raise ArgumentError(f"{op.name}: {name} is {_shown(value)}, but it must be {words}")
+        raise ArgumentError(f"{op.name}: {name} is {_shown(value)}; pass {words}")
     for t in value if isinstance(value, list | tuple) else (value,):
         if isinstance(t, Tensor) and (t.layout is not torch.strided or t.is_nested):
             what = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
             raise ArgumentError(
-                f"{op.name}: {name} is a tensor of layout {what}, but it must be a plain strided one; convert it "
-                "first, for example with to_dense() or to_padded_tensor()"
+                f"{op.name}: {name} is a tensor of layout {what}; pass a plain strided one, for example what "
+                "to_dense() or to_padded_tensor() makes of it"
             )
 
 
@@ -121,4 +155,5 @@ def _shown(value: Any) -> str:
         return repr(value) if fits_int64(value) else f"a number of {value.bit_length()} bits"
     if isinstance(value, list | tuple):
         return f"{type(value).__name__} of {', '.join(sorted({type(v).__name__ for v in value})) or 'nothing'}"
-    return type(value).__name__
+    kind = type(value)
+    return kind.__name__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__name__}"

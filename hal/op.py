@@ -60,6 +60,7 @@ def op(
     cost: Callable[[Args], Cost],
     accuracy: Accuracy,
     features: tuple[str, ...] = (),
+    dims: tuple[str, ...] = (),
     grad: tuple[str, ...] = (),
     stats: tuple[str, ...] = (),
     compute_stats: Callable[[Args, tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None,
@@ -88,6 +89,7 @@ def op(
         cost: floor of the call.
         accuracy: the accuracy contract.
         features: every feature that `traits` may name.
+        dims: every dimension that `traits` names, which is what limits can bound.
         grad: differentiable arguments; with any, the torch ops are `X_fwd` and `X_bwd`.
         stats, compute_stats: statistics kept for backward, and how to get them from (a, results).
         saves: names of results and statistics that backward gets; default: the statistics.
@@ -118,6 +120,7 @@ def op(
             cost=cost,
             accuracy=accuracy,
             features=features,
+            dims=dims,
             grad=grad,
             stats=stats,
             compute_stats=compute_stats,

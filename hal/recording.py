@@ -18,6 +18,8 @@ from hal.contract import Args, BoundPlan, Op
 
 __all__ = ["backward", "gradients", "keep", "recompute", "recorder"]
 
+_autocast = torch._C._is_any_autocast_enabled
+
 
 def recorder(op: Op) -> Callable[..., Any]:
     """`(plan, *packed) -> results and statistics`, recorded for autograd."""
@@ -78,6 +80,9 @@ def gradients(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor, ...]:
     """Gradients of the differentiable arguments, contiguous and in their dtypes; shape (0,) where not needed."""
+    if _autocast():
+        with torch._C._DisableAutocast():
+            return gradients(op, plan, packed, outs, grads, needs)
     a = Args(**op.unpack(packed))
     found = plan.backward(a, dict(zip(op.saves, outs, strict=True)), grads, needs)
     device = next(value.device for value in packed if isinstance(value, Tensor))

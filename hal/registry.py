@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+import torch
 
 from hal import hookspec
 from hal.capability import Implementation
-from hal.contract import OPS
+from hal.contract import OPS, dtype_name
 from hal.errors import ConfigError, PluginError
 from hal.hookspec import Backend
 from hal.locks import LOCK
@@ -38,6 +39,8 @@ __all__ = [
 
 GROUP = "hal.backends"
 PORTABLE = "portable"
+
+_DTYPES = tuple(sorted({dtype_name(value) for value in vars(torch).values() if isinstance(value, torch.dtype)}))
 
 logger = logging.getLogger("hal")
 
@@ -305,9 +308,15 @@ def _check_implementation(plugin: str, implementation: Any, existing: Iterable[I
             )
     if implementation.backward is not None and not op.grad:
         raise wrong(f"{label} brings a backward, but the operator has no gradient")
-    strange = sorted((implementation.supports.features or frozenset()) - set(op.features))
-    if strange:
-        raise wrong(f"{label} names unknown features {', '.join(strange)}; the operator has {', '.join(op.features)}")
+    supports = implementation.supports
+    for what, named, known in (
+        ("features", supports.features or (), op.features),
+        ("limits", supports.limits, op.dims),
+        ("dtypes", supports.dtypes or (), _DTYPES),
+    ):
+        strange = sorted(set(named) - set(known))
+        if strange:
+            raise wrong(f"{label} names unknown {what} {', '.join(strange)}; there are {', '.join(known) or 'none'}")
 
 
 def _shape(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:

@@ -209,7 +209,8 @@ def _device_type(name: str, parameter: str) -> str:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"backend {name}:{parameter} names no torch device type ({reason}); write cpu, cuda …"
+            f"backend {name}:{parameter} names no torch device type of this process: {reason}. A type that a "
+            f"module brings is known once the module is imported"
         ) from None
 
 

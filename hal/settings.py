@@ -26,6 +26,7 @@ logger = logging.getLogger("hal")
 
 # Each setting and its environment variable, HAL_ + upper case.
 NAMES = ("backend", "impl", "fallback", "check", "sync", "invariant", "report", "config")
+FLAGS = ("check", "invariant")
 PREFIX = "HAL_"
 
 _overrides: ContextVar[tuple[tuple[str, Any], ...]] = ContextVar("hal_overrides", default=())
@@ -106,6 +107,12 @@ def use(
         "sync": sync,
         "invariant": invariant,
     }
+    for name, value in given.items():
+        # Before a key is made of it: 1 equals True, and a list cannot be hashed.
+        if value is not None and not isinstance(value, (str, bool) if name in FLAGS else str):
+            from hal.settings_model import LEGAL
+
+            raise config_error(name, value, LEGAL[name], "hal.use")
     merged = dict(_overrides.get()) | {name: value for name, value in given.items() if value is not None}
     token = _overrides.set(tuple(sorted(merged.items())))
     try:

@@ -15,6 +15,8 @@ from hal.errors import TransformError
 
 __all__ = ["backward_schema", "forward_schema", "register"]
 
+_autocast = torch._C._is_any_autocast_enabled
+
 LIBRARY = torch.library.Library("hal", "FRAGMENT")
 
 
@@ -66,6 +68,9 @@ def _forward_kernel(op: Op) -> Callable[..., Any]:
     single, stats = plain and len(op.results) == 1, bool(op.stats)
 
     def inference(*packed: Any) -> Any:
+        if _autocast():  # it has had its say in the call; an implementation's own products are none of its business
+            with torch._C._DisableAutocast():
+                return inference(*packed)
         plan, arguments = dispatch.plan_packed(op, packed)
         plan.tally.calls += 1
         outcome = plan.call(**arguments)
@@ -79,6 +84,9 @@ def _forward_kernel(op: Op) -> Callable[..., Any]:
     def differentiable(*packed: Any) -> Any:
         if not packed[-1]:
             return inference(*packed[:-1])
+        if _autocast():
+            with torch._C._DisableAutocast():
+                return differentiable(*packed)
         plan, arguments = dispatch.plan_packed(op, packed[:-1])
         plan.tally.calls += 1
         _last.plan = plan

@@ -122,7 +122,7 @@ def _candidates(subject: Subject) -> dict[str, Callable[[], Any]]:
     recorded = tuple(a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in args)
     metas = op.meta(bound)[: len(op.results)]
     device = dispatch.device_of(packed)
-    key = (settings.policy_key(), *map(dispatch.describe, args))
+    key = dispatch.plan_key(args)
     plans = {key: call}
     peers: dict[str, Callable[[], Any]] = {}
     for name, peer in subject.peers.items():
@@ -133,7 +133,7 @@ def _candidates(subject: Subject) -> dict[str, Callable[[], Any]]:
         BARE_TRAIN: lambda: plan.train(bound),
         SHORT: lambda: public(*args, **kwargs),
         "  gate": _gate,
-        "  plan key": lambda: (settings.policy_key(), *map(dispatch.describe, args)),
+        "  plan key": lambda: dispatch.plan_key(args),
         "  look-up": lambda: plans.get(key),
         "  new plan: bind, validate, select": lambda: dispatch.new_plan(op, op.bind(args, kwargs)),
         "  validation": lambda: op.validate(bound),
@@ -152,6 +152,7 @@ def _gate() -> bool:
         or bool(torch._C._len_torch_dispatch_stack())
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._is_any_autocast_enabled()
     )
 
 

@@ -8,7 +8,7 @@ import typer
 
 import hal
 from hal.cli import bundles, conformance, devices, doctor, explain, ops
-from hal.cli._console import Group
+from hal.cli._console import Group, open_streams
 from hal.cli.generate import generate
 
 __all__ = ["app", "main"]
@@ -55,4 +55,5 @@ app.command("generate")(generate)
 
 def main() -> None:
     """Entry point of the `hal` command."""
+    open_streams()
     app()

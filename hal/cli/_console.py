@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
+import os
 import sys
 from typing import Any
 
@@ -11,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal.errors import HalError
+from hal.errors import ArgumentError, HalError
 
 COULD_NOT_RUN = 2
 # Off a terminal rich assumes 80 columns, which cuts case ids; a pipe has no width.
@@ -26,8 +30,13 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Write a value as JSON on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Write a value as JSON on stdout, escaped where the stream's encoding has no such character."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2, default=str)
+    typer.echo(text)
 
 
 def table(title: str | None = None) -> Table:
@@ -40,12 +49,49 @@ def line(text: str, style: str = "", stderr: bool = False) -> None:
     console(stderr).print(Text(text, style=style), soft_wrap=True)
 
 
+def torch_device(text: str, used: bool = False) -> Any:
+    """The torch device of --device; ArgumentError for none such, or with `used` for one that cannot hold a tensor."""
+    import torch
+
+    try:
+        device = torch.device(text)
+        if used:
+            torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"--device {text}: {why}; 'hal devices' lists this machine's devices") from None
+    return device
+
+
+def open_streams() -> None:
+    """Make both streams take whatever is printed: a closed one swallows it, an ASCII one shows ? for the rest."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (for the process's life)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 class Group(typer.core.TyperGroup):
     """A group whose commands' HalErrors are printed as one message, with exit status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # here, where a full disk can still be told of
+        except OSError as error:
+            if isinstance(error, HalError):
+                line(f"{type(error).__name__}: {error}", "red", stderr=True)
+            elif error.errno == errno.EPIPE:  # nobody reads on, as in `hal ops | head -1`: click ends quietly
+                raise
+            else:
+                line(f"{type(error).__name__}: {error}", "red", stderr=True)
+                with contextlib.suppress(OSError):  # what could not be written must not fail once more at exit
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(COULD_NOT_RUN) from None
         except HalError as error:
             line(f"{type(error).__name__}: {error}", "red", stderr=True)
             raise typer.Exit(COULD_NOT_RUN) from None

@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -31,6 +32,7 @@ _FIXED: dict[str, torch.dtype] = {
     "temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32,
 }  # fmt: skip
 _FOLLOWS_DOUBLE = ("lse_a", "lse_b")
+_MOST_BYTES = 2**63 - 1
 _LISTS = ("k_caches", "v_caches")
 _FIRST: dict[str, Shape] = {
     "linear": (1, 128, 4096), "rms_norm": (128, 4096), "add_rms_norm": (128, 4096), "layer_norm": (128, 4096),
@@ -40,6 +42,11 @@ _FIRST: dict[str, Shape] = {
     "gather_kv_cache": (64, 16, 8, 128), "copy_kv_blocks": (64, 16, 8, 128), "cross_entropy": (128, 32000),
     "top_k_top_p_probs": (8, 32000), "top_k_top_p_sample": (8, 32000),
 }  # fmt: skip
+
+
+_JSON = {"none": "null", "inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
+_SAID = {bool: "true or false", int: "an integer", float: "a number", str: "a word", torch.dtype: "a dtype",
+         NoneType: "none"}  # fmt: skip
 
 
 @dataclass
@@ -55,6 +62,10 @@ class Request:
         arguments = dict(self.values)
         for name, shape in self.shapes.items():
             where = torch.device("cpu") if name.endswith("_cpu") else device
+            if prod(shape) * self.dtypes[name].itemsize > _MOST_BYTES:
+                raise ShapeError(
+                    f"--shape {name}={','.join(map(str, shape))} is more than 2**63 - 1 bytes, which no tensor can be."
+                )
             tensor = torch.empty(shape, dtype=self.dtypes[name], device=where)
             arguments[name] = [tensor] if name in _LISTS else tensor
         return arguments
@@ -69,7 +80,7 @@ def build(op: Op, shapes: Sequence[str], dtypes: Sequence[str], settings: Sequen
     """Read --shape, --dtype and --set, and fill in the companions."""
     names = list(op.signature.parameters)
     first = names[0]
-    request = Request(values={name: _value(name, text) for name, text in _pairs("--set", settings, names, op)})
+    request = Request(values={name: _set(op, name, text) for name, text in _pairs("--set", settings, names, op)})
     for name, text in _pairs("--shape", shapes, names, op, default=first):
         request.shapes[name] = _shape(text)
     given = dict(_pairs("--dtype", dtypes, names, op, default=""))
@@ -161,9 +172,46 @@ def _value(name: str, text: str) -> Any:
     if "," in text:
         return tuple(_value(name, part.strip()) for part in text.split(","))
     try:
-        return json.loads({"none": "null", "inf": "Infinity"}.get(text.lower(), text.lower()))
+        return json.loads(_JSON.get(text.lower(), text.lower()))
     except json.JSONDecodeError:
         return text
+
+
+def _set(op: Op, name: str, text: str) -> Any:
+    """The value of an option. ArgumentError for one that the argument's annotation does not admit."""
+    kinds = list(_kinds(get_type_hints(op.reference)[name]))
+    value = text if kinds == [str] else _value(name, text)  # "none" is a word there
+    if not any(_admits(kind, value) for kind in kinds):
+        told = [_SAID[kind] for kind in kinds if kind in _SAID] + ["a pair such as 4095,0 or none,0"] * any(
+            get_origin(kind) is tuple for kind in kinds
+        )
+        tensor = f", or --shape {name}=…" if torch.Tensor in kinds else ""
+        raise ArgumentError(f"--set {name}: {value!r} is no value for it; write {' or '.join(told) or 'none'}{tensor}.")
+    return value
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        for member in get_args(hint):
+            yield from _kinds(member)
+    else:
+        yield hint
+
+
+def _admits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is tuple:
+        members = get_args(kind)
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(members)
+            and all(any(_admits(k, v) for k in _kinds(m)) for m, v in zip(members, value, strict=True))
+        )
+    if value is None or isinstance(value, bool):
+        # None also leaves a tensor out; whether the operator can do without it is its own to say.
+        return kind is type(value) or (value is None and (kind is torch.Tensor or get_origin(kind) is list))
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
 Companions = Mapping[str, Any]

@@ -43,7 +43,9 @@ def devices(
         print_json([({"backend": backend} if backend else {}) | sheet.to_json() for backend, sheet in found])
         return
     rows = table()
-    for column in ("device", "backend", "vendor", "name", "architecture"):
+    for column in ("device", "backend"):
+        rows.add_column(column, no_wrap=True)
+    for column in ("vendor", "name", "architecture"):
         rows.add_column(column, overflow="fold")
     for column in ("memory", "bandwidth", "bf16 peak"):
         rows.add_column(column, justify="right")

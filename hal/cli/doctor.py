@@ -46,7 +46,7 @@ def _print(found: Diagnosis) -> None:
     for backend in found.backends:
         served = "any torch device" if backend.parameterised else ", ".join(backend.device_types)
         count = sum(backend.implementations.values())
-        backends.add_row(backend.name, served, f"{count} implementations of {len(backend.implementations)} operators")
+        backends.add_row(backend.name, served, f"implementations: {count}, operators: {len(backend.implementations)}")
     console().print(backends)
 
     devices = _rows("devices")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hal.cli._console import console, line, print_json, table
+from hal.cli._console import console, line, print_json, table, torch_device
 from hal.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def _operator(name: str) -> Op:
 def _explain(
     op: Op, shapes: list[str], dtypes: list[str], settings: list[str], device: str | None
 ) -> tuple[Explanation, Args]:
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hal import selection
@@ -98,7 +97,7 @@ def _explain(
     from hal.settings import current
 
     request = _request.build(op, shapes, dtypes, settings)
-    where = torch.device(device or Site.of(current().backend).target.device)
+    where = torch_device(device or Site.of(current().backend).target.device)
     with FakeTensorMode():
         a = _request.bind(op, request, where)
         op.validate(a)
@@ -106,6 +105,13 @@ def _explain(
 
 
 def _print(explanation: Explanation) -> None:
+    if explanation.candidates:
+        _table(explanation)
+    if explanation.chosen is None:
+        line(_advice(explanation), "red")
+
+
+def _table(explanation: Explanation) -> None:
     rows = table()
     for column in ("", "implementation", "kind", "priority", "why not"):
         rows.add_column(column, overflow="fold")
@@ -127,8 +133,17 @@ def _print(explanation: Explanation) -> None:
             style="bold" if chosen else "",
         )
     console().print(rows)
-    if explanation.chosen is None:
-        line("Nothing serves this call; HAL_FALLBACK=portable or cpu allows slower ones.", "red")
+
+
+def _advice(explanation: Explanation) -> str:
+    from hal.settings import current
+
+    told = "Nothing serves this call"
+    if not explanation.candidates:
+        told = f"Backend {explanation.backend} has no implementation of {explanation.op.name}"
+    if current().fallback == "error":
+        return f"{told}; HAL_FALLBACK=portable allows composed ones on the same device, cpu those of the CPU."
+    return f"{told}, and HAL_FALLBACK={current().fallback} allows nothing that does; change the call or the backend."
 
 
 def _call(op: Op, a: Args) -> str:

@@ -1,4 +1,4 @@
-"""`hal generate`: continue a prompt with a real model, and show what ran where."""
+"""`hal generate`: answer a prompt with a real model, and show what ran where."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hal.cli._console import console, line, print_json, table
+from hal.cli._console import console, line, print_json, table, torch_device
+from hal.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hal.port.generation import Generation
@@ -26,7 +27,7 @@ class DtypeName(StrEnum):
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    prompt: Annotated[str, typer.Argument(help="A message to the model, or text to continue.")],
     model: Annotated[
         Path,
         typer.Option(metavar="PATH", help="A GGUF file or a Hugging Face directory. Nothing is downloaded."),
@@ -38,19 +39,25 @@ def generate(
         typer.Option(metavar="NAME", help="Backend, such as cpu or portable:cpu. Default: HAL_BACKEND, else auto."),
     ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="torch device, such as cpu or cuda:0.")] = "cpu",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it stands, whatever template the model has.")
+    ] = False,
     no_hal: Annotated[bool, typer.Option("--no-hal", help="Run the model untouched, for comparison.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: text, rates, replacements, dispatch report.")
     ] = False,
 ) -> None:
-    """Continue a prompt greedily with a model whose operators run through hal.
+    """Answer a prompt greedily with a model whose operators run through hal.
+
+    A model with a chat template gets the prompt as a user's message; others, and any with --raw, continue it.
 
     Prints the text, tokens per second, what was replaced in the model, what ran where and how often, and the share
     of time and arithmetic that ran through hal (measured on eight more tokens). Needs `torch-hal[transformers]`.
 
     Examples:
 
-    - `hal generate --model SmolLM2-135M-Instruct.Q4_1.gguf "The capital of France is"`
+    - `hal generate --model SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of France?"`
+    - `hal generate --model SmolLM2-135M-Instruct.Q4_1.gguf --raw "The capital of France is"`
     - `HAL_BACKEND=portable:cpu hal generate --model ./model "Once" --max-new-tokens 20 --json`
     """
     import torch
@@ -59,6 +66,11 @@ def generate(
     from hal.port import generation, loading
     from hal.port.transformers import apply
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError("the prompt is not UTF-8 text; set a UTF-8 locale, or convert it") from None
+    torch_device(device, used=True)
     applied: Applied | None = None
     with ExitStack() as stack:
         if backend is not None:
@@ -66,12 +78,13 @@ def generate(
         loaded, tokenizer = loading.load(model, getattr(torch, dtype.value), device)
         if not no_hal:
             applied = stack.enter_context(apply(loaded))
-        found = generation.generate(loaded, tokenizer, prompt, max_new_tokens)
-        shares = None if no_hal else generation.shares(loaded, tokenizer, prompt)
+        found = generation.generate(loaded, tokenizer, prompt, max_new_tokens, raw)
+        shares = None if no_hal else generation.shares(loaded, tokenizer, prompt, raw=raw)
+        chat = generation.is_chat(tokenizer) and not raw
     if as_json:
         print_json(_data(prompt, found, applied, shares))
     else:
-        _show(prompt, found, applied, shares)
+        _show("" if chat else prompt, found, applied, shares)
 
 
 def _data(prompt: str, found: Generation, applied: Applied | None, shares: Shares | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hal.cli._console import console, line, print_json, table
 def ops(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: schemas and declarations too.")] = False,
 ) -> None:
-    """List the operators, their arguments, and the implementations that each backend has of them.
+    """List the operators, the arguments that get gradients, and the implementations that each backend has of them.
 
     Examples:
 
@@ -42,7 +42,7 @@ def ops(
 def _names() -> list[str]:
     from hal.op import OPS
 
-    return list(OPS)
+    return sorted(OPS)
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Shape letters: B rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -34,13 +35,17 @@ def written(score: Score, expected: tuple[Expected, ...], y: Results, quotients:
 
 
 def _adjacent(y: Tensor, Y: Tensor, ratio: Tensor) -> Tensor:
-    """Where y is the code on the other side of a tie that value / scale cannot be told from."""
+    """Where y is the code on the other side of a tie that value / scale cannot be told from.
+
+    A quotient that float32 holds exactly is told from any tie, and from the other side of its own.
+    """
     eps = unit_roundoff(torch.float32)
     slack = 2 * eps * ratio.abs()
     got, want = y.double(), Y.double()
     middle = (got + want) / 2
     one_step = (got - want).abs() <= (1.0 if y.dtype is torch.int8 else _step(want, got))
-    return ratio.isfinite() & one_step & ((ratio - middle).abs() <= slack)
+    rounds = ratio.float().double() != ratio
+    return ratio.isfinite() & rounds & one_step & ((ratio - middle).abs() <= slack)
 
 
 def _step(a: Tensor, b: Tensor) -> Tensor:
@@ -126,28 +131,31 @@ def _drawn(score: Score, subject: Subject, want: Expected, id_B: Tensor) -> None
         return
     score_BV, keep_BV, doubt_BV = _filtered(subject)
     noise_BV = gumbel(a.seed, a.logits, torch.float64)
-    log_p_BV = torch.where(keep_BV, score_BV, float("-inf"))
-    log_p_BV = log_p_BV - log_p_BV.logsumexp(-1, keepdim=True)
+    # A token in doubt may be kept or not; whatever the choice, the drawn one beats all that are kept for sure.
+    open_BV = doubt_BV <= _slack(subject, score_BV)
+    may_BV = keep_BV | open_BV
+    mass_B1 = torch.where(keep_BV, score_BV, float("-inf")).logsumexp(-1, keepdim=True)
+    log_p_BV = torch.where(may_BV, score_BV, float("-inf")) - mass_B1
     eps = unit_roundoff(torch.float64 if subject.case.dtype == "float64" else torch.float32)
     total_BV = log_p_BV + noise_BV
-    bound_BV = 2 * eps * (2 + log_p_BV.abs() + noise_BV.abs())
-    best_B = total_BV.argmax(-1)
+    bound_BV = 2 * eps * (2 + torch.where(may_BV, log_p_BV, 0.0).abs() + noise_BV.abs())
+    best_B = torch.where(keep_BV & ~open_BV, total_BV, float("-inf")).argmax(-1)
     at_B = id_B[:, None]
-    open_B = (doubt_BV <= _slack(subject, score_BV)).any(-1)
     gap_B = total_BV.gather(-1, best_B[:, None])[:, 0] - total_BV.gather(-1, at_B)[:, 0]
     allowed_B = rules.C * (bound_BV.gather(-1, best_B[:, None])[:, 0] + bound_BV.gather(-1, at_B)[:, 0])
-    share_B = torch.where(gap_B > 0, gap_B / allowed_B.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    share_B = torch.where(gap_B.isnan(), torch.where(id_B == want.Y.long(), 0.0, float("inf")), share_B)
-    # Where a token in doubt may enter or leave the keep set, another draw is right too.
-    share_B = torch.where(open_B, 0.0, share_B)
+    share_B = torch.where(gap_B > 0, gap_B / allowed_B, 0.0)
+    share_B = torch.where(may_BV.gather(-1, at_B)[:, 0], share_B, float("inf"))
+    share_B = torch.where(share_B.isnan() & (id_B != want.Y.long()), float("inf"), share_B.nan_to_num(0.0, math.inf))
     if share_B.numel():
         score.use(float(share_B.max()))
     wrong = share_B > 1
     if wrong.any():
         row = int(share_B.argmax())
+        why = f"its score is lower by {float(gap_B[row]):.4g}, more than {float(allowed_B[row]):.3g}"
+        if not may_BV[row, id_B[row]]:
+            why = "the filters drop it"
         score.find(
             "R1",
-            f"ids[{row}] = {int(id_B[row])}, but should be {int(best_B[row])}: its score is lower by "
-            f"{float(gap_B[row]):.4g}, more than {float(allowed_B[row]):.3g} ({int(wrong.sum())} rows)",
+            f"ids[{row}] = {int(id_B[row])}, but should be {int(best_B[row])}: {why} ({int(wrong.sum())} rows)",
             "ids",
         )

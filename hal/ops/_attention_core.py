@@ -53,10 +53,11 @@ class Sight:
         seen = (i_R1 < queries) & (j_L < keys)
         if self.causal:
             seen = seen & (j_L <= position)
+        everything = n_queries + n_keys  # an unbounded side may be written as the largest integer: no overflow
         if self.left is not None:
-            seen = seen & (j_L >= position - self.left)
+            seen = seen & (j_L >= position - min(self.left, everything))
         if self.right is not None:
-            seen = seen & (j_L <= position + self.right)
+            seen = seen & (j_L <= position + min(self.right, everything))
         mask = self._mask_rows(start, stop, n_queries)
         if mask is not None:
             seen = seen & (mask if mask.dtype is torch.bool else mask != -math.inf)
@@ -69,8 +70,10 @@ class Sight:
             return None
         finite = mask.masked_fill(mask == -math.inf, 0.0)
         if mask.dtype is torch.float64 and dtype is not torch.float64:
-            # The lowest float64 is an ordinary number: it must not become -inf on its way to a narrower dtype.
-            finite = finite.clamp(min=torch.finfo(dtype).min)
+            # The lowest float64 is an ordinary number: it must not become -inf on its way to a narrower dtype, nor
+            # lose its gradient.
+            value = finite.detach()
+            finite = value.clamp(min=torch.finfo(dtype).min) + (finite - value)
         return finite.to(dtype)
 
     def _mask_rows(self, start: int, stop: int, n_queries: int) -> Tensor | None:

@@ -19,6 +19,7 @@ from hal.ops._overlap import overlaps_itself
 
 __all__ = [
     "CODES",
+    "bits",
     "cache_features",
     "check_block_ids",
     "check_cache",
@@ -44,6 +45,11 @@ def quantised(cache: Tensor) -> bool:
 def raw(t: Tensor) -> Tensor:
     """The same memory as integers: copies move bits, and not every dtype can be indexed on every device."""
     return t.view(_RAW[t.element_size()])
+
+
+def bits(rows: Tensor) -> Tensor:
+    """Rows to be written, as integers; a lazily negated view is brought to its values first."""
+    return raw(rows.resolve_neg())
 
 
 def codes(x_TKD: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -95,6 +101,8 @@ def check_cache(op: str, name: str, cache: Tensor) -> None:
             f"{op}: {name} has last stride {cache.stride(3)}; a cache is any strided view whose last stride is 1, "
             "never copied: lay the head dim out last"
         )
+    if cache.is_neg():
+        raise ArgumentError(f"{op}: {name} is a lazily negated view, whose memory holds other values; resolve_neg() it")
     if overlaps_itself(cache):
         raise ArgumentError(
             f"{op}: {name} with shape {tuple(cache.shape)} and strides {tuple(cache.stride())} holds one element at "

@@ -48,12 +48,13 @@ def rotary_cache(
 
     Raises ArgumentError for a missing key, an unknown type or a number out of range.
     """
-    if not isinstance(max_pos, int) or max_pos < 0:
+    if isinstance(max_pos, bool) or not isinstance(max_pos, int) or max_pos < 0:
         raise ArgumentError(f"rotary_cache: max_pos is {max_pos!r}; it must be an integer of at least 0")
     if not isinstance(rotary_dim, int) or rotary_dim < 2 or rotary_dim % 2:
         raise ArgumentError(f"rotary_cache: rotary_dim is {rotary_dim!r}; it must be an even integer of at least 2")
-    if not (math.isfinite(base) and base > 1):
-        raise ArgumentError(f"rotary_cache: base is {base}; it must be a number greater than 1")
+    if not 1 < _number(base) < math.inf:
+        raise ArgumentError(f"rotary_cache: base is {base!r}; it must be a number greater than 1")
+    base = _number(base)
     frequency, factor = _frequencies(max_pos, rotary_dim, base, scaling)
     angle = torch.arange(max_pos, dtype=torch.float64, device="cpu")[:, None] * frequency
     return (angle.cos() * factor).float(), (angle.sin() * factor).float()
@@ -68,7 +69,7 @@ def _frequencies(max_pos: int, dim: int, base: float, scaling: Scaling | None) -
             "model's configuration"
         )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise ArgumentError(f"rotary_cache: rope_type is {kind!r}; supported are {', '.join(sorted(_SCALINGS))}")
     return _SCALINGS[kind](scaling, max_pos, dim, base)
 
@@ -86,14 +87,25 @@ def _required(scaling: Scaling, kind: str, *keys: str) -> list[float]:
     return [_positive(kind, key, scaling[key]) for key in keys]
 
 
-def _positive(kind: str, key: str, value: Any) -> float:
+def _number(value: Any) -> float:
+    """The value as a float, NaN for what is no number."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor of several elements
+        return math.nan
+
+
+def _positive(kind: str, key: str, value: Any) -> float:
+    number = _number(value)
     if not (math.isfinite(number) and number > 0):
         raise ArgumentError(f"rotary_cache: {key} of rope_type {kind!r} is {value!r}; it must be a positive number")
     return number
+
+
+def _optional(scaling: Scaling, kind: str, key: str, default: float | None = None) -> float | None:
+    """A number that may be left out; published configurations also write 0 for that."""
+    value = scaling.get(key)
+    return default if value is None or _number(value) == 0 else _positive(kind, key, value)
 
 
 def _stretch(scaling: Scaling, kind: str, original: float) -> float:
@@ -125,7 +137,16 @@ def _dynamic(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequenci
             "rotary_cache: rope_type 'dynamic' raises base to dim / (dim − 2); rotary_dim must be at least 4"
         )
     length = max(max_pos, trained)
-    return _default(dim, base * (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))), 1.0
+    try:
+        grown = base * (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))
+    except OverflowError:
+        grown = math.inf
+    if not 1 < grown < math.inf:
+        raise ArgumentError(
+            f"rotary_cache: factor {factor} at max_pos {max_pos} makes base {grown}; it must stay a finite number "
+            "greater than 1"
+        )
+    return _default(dim, grown), 1.0
 
 
 def _llama3(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequencies:
@@ -147,14 +168,17 @@ def _yarn(scaling: Scaling, max_pos: int, dim: int, base: float) -> Frequencies:
     """YaRN, Peng et al. 2023; mscale as in DeepSeek-V3, truncate as in gpt-oss."""
     (original,) = _required(scaling, "yarn", "original_max_position_embeddings")
     factor = _stretch(scaling, "yarn", original)
-    fast = _positive("yarn", "beta_fast", scaling.get("beta_fast") or 32)
-    slow = _positive("yarn", "beta_slow", scaling.get("beta_slow") or 1)
+    fast, slow = _optional(scaling, "yarn", "beta_fast", 32), _optional(scaling, "yarn", "beta_slow", 1)
+    assert fast is not None and slow is not None
+    truncate = scaling.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ArgumentError(f"rotary_cache: truncate of rope_type 'yarn' is {truncate!r}; it must be True or False")
 
     def dim_of(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = dim_of(fast), dim_of(slow)
-    if scaling.get("truncate", True):
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
@@ -172,8 +196,9 @@ def _yarn_attention_factor(scaling: Scaling, factor: float) -> float:
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return mscale(float(scaling["mscale"])) / mscale(float(scaling["mscale_all_dim"]))
+    some, all_dims = _optional(scaling, "yarn", "mscale"), _optional(scaling, "yarn", "mscale_all_dim")
+    if some is not None and all_dims is not None:
+        return mscale(some) / mscale(all_dims)
     return mscale(1.0)
 
 

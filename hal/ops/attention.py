@@ -164,6 +164,7 @@ ACCURACY = Accuracy(
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("head_dim", "v_head_dim", "gqa_ratio", "queries", "keys"),
     cost=_cost,
     accuracy=ACCURACY,
     features=(*arguments.FEATURES, "mask", "bias"),

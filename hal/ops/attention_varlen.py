@@ -226,6 +226,7 @@ ACCURACY = Accuracy(
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("head_dim", "v_head_dim", "gqa_ratio"),
     cost=_cost,
     accuracy=ACCURACY,
     features=(*arguments.FEATURES, "host_lengths"),

@@ -191,6 +191,7 @@ ACCURACY = Accuracy(
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("rows", "vocabulary"),
     cost=_cost,
     accuracy=ACCURACY,
     features=("label_smoothing", "z_loss", "reduction_none", "reduction_mean", "reduction_sum"),

@@ -93,6 +93,7 @@ def _cost_copy(a: Args) -> Cost:
     validate=_validate_copy,
     meta=lambda a: (),
     traits=_traits_copy,
+    dims=("block_size", "kv_heads", "head_dim", "v_head_dim"),
     cost=_cost_copy,
     accuracy=Accuracy(rule="bitwise", notes="A copy."),
     check_values=_check_copy_values,

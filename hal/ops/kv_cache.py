@@ -111,6 +111,7 @@ def _cost_write(a: Args) -> Cost:
     validate=_validate_write,
     meta=lambda a: (),
     traits=_traits_write,
+    dims=("block_size", "kv_heads", "head_dim", "v_head_dim"),
     cost=_cost_write,
     accuracy=Accuracy(
         rule="codes",
@@ -164,7 +165,7 @@ def write_kv_cache(
         if _cache.quantised(cache):
             rows = _cache.codes(rows, scale, cache.dtype)
         places = _cache.raw(cache)
-        places[block_n, offset_n] = torch.where(some, _cache.raw(rows), places[0, 0])
+        places[block_n, offset_n] = torch.where(some, _cache.bits(rows), places[0, 0])
 
 
 def _pack_gather(
@@ -272,6 +273,7 @@ def _exact_gather(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None,
     validate=_validate_gather,
     meta=_meta_gather,
     traits=_traits_gather,
+    dims=("block_size", "kv_heads", "head_dim", "v_head_dim"),
     cost=_cost_gather,
     accuracy=Accuracy(
         rule="bound",

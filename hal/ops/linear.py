@@ -113,6 +113,7 @@ ACCURACY = Accuracy(
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("rows", "in", "out"),
     cost=_cost,
     accuracy=ACCURACY,
     features=("bias",),

@@ -101,6 +101,7 @@ def _exact(a: Args, expected: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("v_head_dim",),
     cost=_cost,
     accuracy=Accuracy(
         rule="bound",

@@ -146,6 +146,7 @@ RMS_NOTES = (
     validate=_validate_rms,
     meta=_meta_rms,
     traits=lambda a: _traits(a, "weight_offset", "round_before_weight"),
+    dims=("features",),
     cost=_cost_rms,
     accuracy=Accuracy(bound=_bound_rms, gradient_bound=_gradient_bound_rms, notes=RMS_NOTES),
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight"),
@@ -251,6 +252,7 @@ def _gradient_bound_add_rms(
     validate=_validate_add_rms,
     meta=_meta_add_rms,
     traits=lambda a: _traits(a, "weight_offset", "round_before_weight", "round_residual"),
+    dims=("features",),
     cost=_cost_add_rms,
     accuracy=Accuracy(
         bound=_bound_add_rms,
@@ -342,6 +344,7 @@ def _gradient_bound_layer(
     validate=lambda a: _check_norm("layer_norm", a),
     meta=_meta_layer,
     traits=_traits,
+    dims=("features",),
     cost=_cost_layer,
     accuracy=Accuracy(
         bound=_bound_layer,

@@ -215,6 +215,7 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> Any:
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("head_dim", "v_head_dim", "gqa_ratio", "block_size"),
     cost=_cost,
     accuracy=Accuracy(
         rule="bound",

@@ -30,7 +30,12 @@ def _pack(
     interleaved: bool = False,
     rotary_dim: int | None = None,
 ) -> tuple[Any, ...]:
-    return q, k, positions, cos, sin, interleaved, rotary_dim
+    return q, k, positions, _constant(cos), _constant(sin), interleaved, rotary_dim
+
+
+def _constant(table: Tensor) -> Tensor:
+    """A table that autograd leaves alone, on every way of a call alike."""
+    return table.detach() if isinstance(table, Tensor) and table.requires_grad else table
 
 
 def _validate(a: Args) -> None:
@@ -208,6 +213,7 @@ def _from_outs(outs: tuple[Tensor, ...], packed: tuple[Any, ...]) -> tuple[Tenso
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("head_dim", "rotary_dim", "tokens"),
     cost=_cost,
     accuracy=ACCURACY,
     features=("interleaved", "partial", "key"),

@@ -46,7 +46,8 @@ def cleaned(logits: Tensor) -> Tensor:
     x_BV = torch.where(x_BV.isnan(), float("-inf"), x_BV)
     lost_B1 = ~logits.isfinite().any(-1, keepdim=True)
     first_V = torch.arange(logits.shape[1], device=logits.device) == 0
-    return torch.where(lost_B1, torch.where(first_V, 0.0, float("-inf")), x_BV)
+    certain_V = torch.zeros_like(first_V, dtype=x_BV.dtype).masked_fill(~first_V, float("-inf"))
+    return torch.where(lost_B1, certain_V, x_BV)
 
 
 def rows(value: float | Tensor, logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -275,6 +276,7 @@ _NUMBERS = "float? temperature_value, int? top_k_value, float? top_p_value, floa
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("rows", "vocabulary"),
     cost=_cost,
     accuracy=PROBS_ACCURACY,
     features=_FEATURES,
@@ -316,6 +318,7 @@ def top_k_top_p_probs(
     validate=_sample_validate,
     meta=_sample_meta,
     traits=_traits,
+    dims=("rows", "vocabulary"),
     cost=_sample_cost,
     accuracy=SAMPLE_ACCURACY,
     features=(*_FEATURES, "seed_tensor"),

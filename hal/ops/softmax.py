@@ -116,6 +116,7 @@ ACCURACY = Accuracy(
     validate=_validate,
     meta=_meta,
     traits=_traits,
+    dims=("length",),
     cost=_cost,
     accuracy=ACCURACY,
     features=("inner_dim",),

@@ -14,7 +14,7 @@ from hal import dispatch_report
 from hal.errors import ArgumentError
 from hal.port.shares import Shares, Watch
 
-__all__ = ["Generation", "generate", "shares"]
+__all__ = ["Generation", "generate", "is_chat", "shares"]
 
 _WATCHED_TOKENS = 8
 
@@ -50,12 +50,14 @@ class _Clock:
         pass
 
 
-def generate(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> Generation:
-    """Continue a prompt greedily. The dispatch report covers this call alone.
+def generate(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int, raw: bool = False) -> Generation:
+    """Answer a prompt greedily. The dispatch report covers this call alone.
+
+    A model with a chat template gets the prompt as a user's message, unless `raw`; others continue it.
 
     Raises ArgumentError if the prompt is empty or longer than the model takes.
     """
-    inputs = _encoded(model, tokenizer, prompt, max_new_tokens)
+    inputs = _encoded(model, tokenizer, prompt, max_new_tokens, raw)
     clock = _Clock()
     dispatch_report.reset()
     start = time.perf_counter()
@@ -82,9 +84,14 @@ def generate(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> Ge
     )
 
 
-def shares(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int = _WATCHED_TOKENS) -> Shares:
+def is_chat(tokenizer: Any) -> bool:
+    """Whether the model was trained on conversations, as far as its tokenizer says."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def shares(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int = _WATCHED_TOKENS, raw: bool = False) -> Shares:
     """Shares of time and arithmetic that run through hal, measured on a generation of its own."""
-    inputs = _encoded(model, tokenizer, prompt, max_new_tokens)
+    inputs = _encoded(model, tokenizer, prompt, max_new_tokens, raw)
     watch = Watch()
     with torch.inference_mode(), watch:
         model.generate(
@@ -97,8 +104,13 @@ def shares(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int = _WATCH
     return watch.shares
 
 
-def _encoded(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> Any:
-    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+def _encoded(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int, raw: bool) -> Any:
+    chat = prompt and is_chat(tokenizer) and not raw
+    if chat:
+        messages = [{"role": "user", "content": prompt}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    # The template writes the special tokens itself.
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not chat).to(model.device)
     n_prompt = inputs["input_ids"].shape[1]
     if n_prompt == 0:
         raise ArgumentError("the prompt is empty: there is nothing to continue")

@@ -42,7 +42,7 @@ class Layers:
 
 
 def _forward(form: NormForm, original: Callable[..., Any]) -> Callable[..., Any]:
-    eps, offset, before = form.eps, form.weight_offset, form.round_before_weight
+    eps_name, offset, before = form.eps_name, form.weight_offset, form.round_before_weight
 
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         norm = self.post_attention_layernorm
@@ -60,6 +60,7 @@ def _forward(form: NormForm, original: Callable[..., Any]) -> Callable[..., Any]
         if attended.dtype is not hidden_states.dtype:  # autocast: the sum promotes
             residual = hidden_states + attended
             return residual + self.mlp(norm(residual))
+        eps = norm.__dict__[eps_name]
         normed, residual = add_rms_norm(
             attended, hidden_states, norm.weight, eps, weight_offset=offset, round_before_weight=before
         )

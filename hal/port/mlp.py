@@ -68,19 +68,35 @@ class MLPs:
             if not form.fused and Fused.possible(module, _GATE_UP, tied):
                 together = Fused(module, _GATE_UP)
                 changes.on_undo(together.undo)
-            changes.replace_forward(path, module, _forward(form, together), (name,), form.activation)
+            forward = _forward(form, together, type(module).forward, *_activation_of(module))
+            changes.replace_forward(path, module, forward, (name,), form.activation)
         return True
 
 
-def _forward(form: _Form, fused: Fused | None) -> Callable[..., Any]:
+def _forward(
+    form: _Form, fused: Fused | None, original: Callable[..., Any], name: str, activation: Any
+) -> Callable[..., Any]:
     act = _and_mul(form.activation)
+    kind = type(activation)
+
+    def changed(self: Any) -> bool:
+        """Whether another activation was put in, or hooks on it want its call. A copy has a copy of it."""
+        now = self._modules.get(name)
+        if now is None:
+            return self.__dict__.get(name) is not activation
+        return type(now) is not kind or bool(now._forward_hooks or now._forward_pre_hooks)
+
     if form.fused:
 
         def forward(self: Any, x: Tensor) -> Any:
+            if changed(self):
+                return original(self, x)
             return self.down_proj(act(self.gate_up_proj(x)))
     else:
 
         def forward(self: Any, x: Tensor) -> Any:
+            if changed(self):
+                return original(self, x)
             gate_up = None if fused is None else fused(self, x)
             if gate_up is None:
                 gate_up = torch.cat((self.gate_proj(x), self.up_proj(x)), -1)
@@ -102,7 +118,7 @@ def _form(module: nn.Module, fused: bool) -> _Form | str:
     first = getattr(module, "gate_up_proj" if fused else "gate_proj")
     if like is None or not isinstance(first, nn.Linear):
         return "its layers are not linear layers of one dtype and device"
-    activation = next((a for name in _ACTIVATION_NAMES if (a := getattr(module, name, None)) is not None), None)
+    _, activation = _activation_of(module)
     if not callable(activation):
         return "it has no activation that hal could recognise"
     name = _activation(activation, like)
@@ -118,6 +134,12 @@ def _form(module: nn.Module, fused: bool) -> _Form | str:
     if not isinstance(found, Tensor) or found.dtype is not expected.dtype or not probe.close(found, expected):
         return "it computes something else than down(act(gate(x)) * up(x))"
     return _Form(name, fused)
+
+
+def _activation_of(module: nn.Module) -> tuple[str, Any]:
+    """Name and value of the activation."""
+    held = ((name, getattr(module, name, None)) for name in _ACTIVATION_NAMES)
+    return next(((name, value) for name, value in held if value is not None), ("", None))
 
 
 def _composed(module: Any, x_TF: Tensor, activation: str, fused: bool) -> Tensor:

@@ -34,6 +34,7 @@ class NormForm:
     eps: float
     weight_offset: float
     round_before_weight: bool
+    eps_name: str = "eps"
 
     def __str__(self) -> str:
         weight = "weight + 1" if self.weight_offset else "weight"
@@ -52,7 +53,7 @@ class Norms:
         if isinstance(module, nn.LayerNorm):
             self._layer_norm(changes, path, module)
             return True
-        eps = _eps(module)
+        name, eps = _eps(module)
         if eps is None or not _one_vector(module):
             return False
         if (why := probe.unplain(module)) is not None:
@@ -60,7 +61,7 @@ class Norms:
             return True
         key = (*probe.same_kind(module), eps)
         if key not in self._forms:
-            self._forms[key] = _form(module, eps)
+            self._forms[key] = _form(module, eps, name)
         form = self._forms[key]
         if isinstance(form, str):
             changes.leave(path, module, form)
@@ -82,13 +83,14 @@ class Norms:
 
 
 def _rms_forward(form: NormForm, original: Callable[..., Any]) -> Callable[..., Any]:
-    eps, offset, before = form.eps, form.weight_offset, form.round_before_weight
+    eps_name, offset, before = form.eps_name, form.weight_offset, form.round_before_weight
 
     def forward(self: Any, hidden_states: Tensor) -> Any:
         weight = self.weight
         # After rounding, a weight of another dtype would promote the result: that is the model's own matter.
         if before and weight.dtype is not hidden_states.dtype:
             return original(self, hidden_states)
+        eps = self.__dict__[eps_name]
         return rms_norm(hidden_states, weight, eps, weight_offset=offset, round_before_weight=before)
 
     return forward
@@ -98,12 +100,13 @@ def _layer_norm_forward(self: Any, input: Tensor) -> Tensor:
     return layer_norm(input, self.weight, self.bias, self.eps)
 
 
-def _eps(module: nn.Module) -> float | None:
+def _eps(module: nn.Module) -> tuple[str, float | None]:
+    """Name and value of a norm's epsilon, which it may change later."""
     for name in _EPS_NAMES:
-        value = getattr(module, name, None)
+        value = vars(module).get(name)
         if isinstance(value, float) and value > 0:
-            return value
-    return None
+            return name, value
+    return "", None
 
 
 def _one_vector(module: nn.Module) -> bool:
@@ -113,7 +116,7 @@ def _one_vector(module: nn.Module) -> bool:
     return set(parameters) == {"weight"} and parameters["weight"].ndim == 1
 
 
-def _form(module: nn.Module, eps: float) -> NormForm | str:
+def _form(module: nn.Module, eps: float, name: str) -> NormForm | str:
     clone: Any = copy.deepcopy(module).to(device="cpu", dtype=torch.bfloat16)
     n_features = clone.weight.shape[0]
     with torch.no_grad():
@@ -127,15 +130,15 @@ def _form(module: nn.Module, eps: float) -> NormForm | str:
             return f"its forward could not be tried: {type(error).__name__}: {error}"
         if not isinstance(found, Tensor) or found.shape != x_TF.shape or found.dtype is not x_TF.dtype:
             return "its result is not one tensor like its input"
-        shares = {form: _differing(form, x_TF, weight_F, found) for form in _forms(eps)}
+        shares = {form: _differing(form, x_TF, weight_F, found) for form in _forms(eps, name)}
     best = min(shares, key=shares.__getitem__)
     if shares[best] > _MAY_DIFFER:
         return "it has weight and eps, but computes none of the RMS norms that hal has"
     return best
 
 
-def _forms(eps: float) -> list[NormForm]:
-    return [NormForm(eps, offset, before) for offset in (0.0, 1.0) for before in (False, True)]
+def _forms(eps: float, name: str) -> list[NormForm]:
+    return [NormForm(eps, offset, before, name) for offset in (0.0, 1.0) for before in (False, True)]
 
 
 def _differing(form: NormForm, x_TF: Tensor, weight_F: Tensor, found: Tensor) -> float:

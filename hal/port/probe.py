@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,21 +51,23 @@ def unplain(module: nn.Module) -> str | None:
 
 
 def same_kind(module: nn.Module) -> tuple[Any, ...]:
-    """A key that modules share when one probe can speak for all: class, plain attributes, children; not the index."""
-    plain = tuple(sorted((k, v) for k, v in vars(module).items() if _plain(k, v)))
-    return type(module), plain, tuple(_children(module))
+    """A key that modules share when one probe can speak for all: class, attributes, the same of all inside; no index.
+
+    A child's attributes count: two nn.GELU may be two functions.
+    """
+    inside = tuple((name, type(child), _attributes(child)) for name, child in module.named_modules())
+    parameters = ((name, tuple(p.shape), p.dtype, p.device) for name, p in module.named_parameters())
+    return inside, tuple(parameters)
 
 
-def _plain(name: str, value: Any) -> bool:
-    return (
-        not name.startswith("_")
-        and name not in ("layer_idx", "training")
-        and isinstance(value, int | float | str | None)
-    )
-
-
-def _children(module: nn.Module) -> Iterable[tuple[Any, ...]]:
-    for name, child in module.named_children():
-        yield name, type(child)
-    for name, parameter in module.named_parameters():
-        yield name, tuple(parameter.shape), parameter.dtype, parameter.device
+def _attributes(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """Plain values, and functions by identity, such as an activation."""
+    found = []
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or name in ("layer_idx", "training", "forward"):
+            continue
+        if isinstance(value, int | float | str | None):
+            found.append((name, value))
+        elif callable(value):
+            found.append((name, id(value)))
+    return tuple(found)

@@ -48,6 +48,8 @@ class Changes:
         self, path: str, module: nn.Module, forward: Callable[..., Any], ops: tuple[str, ...], how: str = ""
     ) -> None:
         """Give this one instance another forward; its class stays as it is."""
+        # Pickles name a method: under the class's own name, a loaded copy has the class's forward again.
+        forward.__name__ = "forward"
         method = MethodType(forward, module)
         module.forward = method
         self._forwards.append((module, method))
@@ -120,10 +122,16 @@ class Applied:
         }
 
     def __str__(self) -> str:
-        lines = [f"{type(self.model).__name__}: {len(self.replaced)} modules run through hal, {len(self.left)} do not"]
-        runs = Counter((item.module, item.ops, item.how) for item in self.replaced)
+        through = [item for item in self.replaced if item.ops]
+        lines = [f"{type(self.model).__name__}: {len(through)} modules run through hal, {len(self.left)} do not"]
+        runs = Counter((item.module, item.ops, item.how) for item in through)
         for (module, ops, how), count in runs.items():
             lines.append(f"  {count:4} x {module}: {', '.join(ops)}" + (f" ({how})" if how else ""))
+        besides = Counter((item.module, item.how) for item in self.replaced if not item.ops)
+        if besides:
+            lines.append("changed for the sake of the others:")
+        for (module, how), count in besides.items():
+            lines.append(f"  {count:4} x {module}: {how}")
         stays = Counter((item.module, item.why) for item in self.left)
         if stays:
             lines.append("left as they are:")

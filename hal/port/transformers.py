@@ -52,10 +52,10 @@ def apply(model: PreTrainedModel) -> Applied:
         raise ArgumentError(
             f"hal.port.transformers.apply takes a transformers model (PreTrainedModel), not a {type(model).__name__}"
         )
-    former = _changed.get(model)
-    if former is not None and former.active:
+    if any((m in _changed and _changed[m].active) or _is_ours(m) for m in model.modules()):
         raise ArgumentError(
-            f"this {type(model).__name__} already runs through hal; undo() the first apply before another"
+            f"this {type(model).__name__}, or a part of it, already runs through hal (a copy of a model that does is "
+            "one too); undo() the first apply before another"
         )
     changes = Changes()
     try:
@@ -97,6 +97,11 @@ def _replace(model: Any, changes: Changes) -> None:
     layers = Layers(norms.replaced)
     for path, module in modules:
         layers.replace(changes, path, module)
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether an apply replaced the module's forward: of this model, of one around or inside it, or of its original."""
+    return str(getattr(module.__dict__.get("forward"), "__module__", None)).startswith("hal.port.")
 
 
 def _leave(changes: Changes, path: str, module: nn.Module, selected: bool, inside_mlps: set[nn.Module]) -> None:

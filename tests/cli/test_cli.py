@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -149,6 +150,18 @@ REFUSALS = [
     (["explain", "rotary_embedding", "--shape", "4"], "ShapeError", "(…, H, D)"),
     (["explain", "paged_attention", "--shape", "q="], "ShapeError", "q=[]"),
     (["explain", "paged_attention", "--set", "q=none"], "ShapeError", "needs q"),
+    (["explain", "attention", "--set", "causal=maybe"], "ArgumentError", "true or false"),
+    (["explain", "attention", "--set", "window=a,b"], "ArgumentError", "a pair such as 4095,0"),
+    (["explain", "attention", "--set", "window=1,2,3"], "ArgumentError", "a pair such as 4095,0"),
+    (["explain", "attention", "--set", "scale=true"], "ArgumentError", "a number"),
+    (["explain", "attention", "--set", "mask=3"], "ArgumentError", "--shape mask="),
+    (["explain", "attention", "--set", "softcap=nan"], "ArgumentError", "softcap is nan"),
+    (["explain", "attention", "--shape", "99999999999999999999,1,1,1"], "ShapeError", "2**63"),
+    (["explain", "attention", "--shape", "1,1,9223372036854775807,2"], "ShapeError", "2**63"),
+    (["explain", "softmax", "--device", "nonsense"], "ArgumentError", "--device nonsense"),
+    (["generate", "hi", "--model", "m.gguf", "--device", "nonsense"], "ArgumentError", "--device nonsense"),
+    (["generate", "hi", "--model", "m.gguf", "--device", "cpu:x"], "ArgumentError", "--device cpu:x"),
+    (["generate", "\udcff", "--model", "m.gguf"], "ArgumentError", "not UTF-8"),
     (["explain", "rotary_cache"], "ArgumentError", "nothing is selected"),
     (["explain", "rms_norm", "--backend", "cup"], "ConfigError", "did you mean 'cpu'"),
     (["conformance", "run", "--backend", "cup"], "ConfigError", "did you mean 'cpu'"),
@@ -176,3 +189,42 @@ def test_a_setting_that_means_nothing_is_one_message_and_status_2(command):
     assert done.exit_code == 2
     assert done.stderr.startswith("ConfigError: ")
     assert "HAL_FALLBACK" in done.stderr
+
+
+def test_none_is_a_word_where_the_argument_is_one():
+    done = hal("explain", "gelu_and_mul", "--set", "approximate=none", "--json")
+    assert done.exit_code == 0, done.output
+    assert "approximate=none" in json.loads(done.stdout)["call"]
+
+
+def shell(command, **environment):
+    script = command.replace("hal ", f"{sys.executable} -m hal.cli ", 1)
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("command", ["hal ops >/dev/full", "hal ops --json >/dev/full"])
+def test_a_full_disk_is_one_message_and_status_2(command):
+    done = shell(command)
+    assert done.returncode == 2
+    assert done.stderr == "OSError: [Errno 28] No space left on device\n"
+
+
+def test_a_closed_stdout_swallows_what_is_printed():
+    done = shell("hal ops >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_stops_reading_gets_no_traceback():
+    done = shell("hal ops | true")
+    assert done.stderr == ""
+
+
+def test_an_ascii_terminal_gets_what_it_can_show_and_json_is_whole():
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for command in ("hal explain --help", "hal devices", "hal conformance run --op merge_attention --impl reference"):
+        done = shell(command, **ascii_only)
+        assert (done.returncode, done.stderr) == (0, ""), command
+    asked = "hal explain silu_and_mul --set alpha=1 --json"
+    assert json.loads(shell(asked, **ascii_only).stdout) == json.loads(shell(asked).stdout)

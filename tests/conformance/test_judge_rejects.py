@@ -215,6 +215,21 @@ R1 = {
         ),
         r"^k_caches\[0\]\[2,0,0,0\] = ",
     ),
+    "the drawn id is one that top-k drops": (
+        recipe("top_k_top_p_sample", F32, spread=0.5, k=5),
+        before("top_k_top_p_sample", lambda a: {"top_k": None}),
+        r"^ids\[\d+\] = \d+, but should be \d+: the filters drop it",
+    ),
+    "the drawn id is surely dropped in a row with a token in doubt": (
+        recipe("top_k_top_p_sample", F32, B=9, V=8, x="equal", p=0.5),
+        after("top_k_top_p_sample", lambda ids, a: torch.full_like(ids, 7)),
+        r"^ids\[\d+\] = 7, but should be \d+: the filters drop it",
+    ),
+    "a tie that is exact goes away from zero": (
+        recipe("write_kv_cache", F32, cache="int8", scale="power", x="ties"),
+        before("write_kv_cache", lambda a: {"k": a["k"].double() * (1 + 2.0**-30)}),
+        r"^k_cache\[\d+,\d+,\d+,\d+\] = -?\d+, but should be -?\d+ bit for bit as written",
+    ),
     "the drawn id ignores the seed": (
         recipe("top_k_top_p_sample", F32),
         before("top_k_top_p_sample", lambda a: {"seed": 1}),
@@ -227,6 +242,11 @@ R4 = {
         recipe("attention", F32, S=13, L=6, K=2, causal=True),
         attention(dead=math.nan),
         r"^o\[0,0,0,0\] = nan, but should be 0 ",
+    ),
+    "the lse of a row that sees nothing is finite in float64": (
+        recipe("attention", "float64", S=13, L=6, K=2, causal=True, lse=True),
+        after("attention", lambda r, a: (r[0], r[1].clamp(min=-1e30))),
+        r"^lse\[0,0,0\] = -1e\+30, but should be -inf",
     ),
     "a row that sees nothing is tiny": (
         recipe("attention", F32, S=13, L=6, K=2, causal=True),

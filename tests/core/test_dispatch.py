@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hal
 from hal import dispatch, registry
 from hal.capability import Implementation
-from hal.errors import TransformError
+from hal.errors import DeviceError, TransformError
 from hal.hookspec import hookimpl
 
 
@@ -212,3 +212,46 @@ def test_many_threads_agree():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_autocast_leaves_the_operators_that_keep_their_inputs_dtypes_alone():
+    x, weight = torch.randn(3, 64, requires_grad=True), torch.randn(8, 64)
+
+    def results(implementation):
+        with hal.use(impl={"linear": implementation}):
+            y = hal.ops.linear(x, weight)
+            with torch.no_grad():
+                plain = hal.ops.linear(x, weight)
+            return [plain, y.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))]
+
+    for implementation in ("aten", "reference"):
+        expected = results(implementation)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = results(implementation)
+        for g, e in zip(got, expected, strict=True):
+            assert g.dtype is torch.float32
+            assert torch.equal(g, e)
+
+
+def test_autocast_leaves_compiled_calls_alone():
+    x, weight = torch.randn(3, 64), torch.randn(8, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.compile(lambda x, w: hal.ops.linear(x, w), backend="eager", fullgraph=True)(x, weight)
+    torch.testing.assert_close(y, hal.ops.linear(x, weight))
+
+
+def test_autocast_knows_nothing_of_a_meta_tensor_and_lets_it_be():
+    q = torch.empty(1, 3, 2, 4, device="meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert hal.ops.attention(q, q, q).dtype is torch.float32
+        with pytest.raises(DeviceError):
+            hal.ops.attention(q, torch.empty(1, 3, 2, 4), q)
+
+
+def test_torch_func_grad_raises_where_it_would_differentiate_and_only_there():
+    x = torch.randn(2, 8)
+    for loss in (lambda x: hal.ops.rms_norm(x).sum(), lambda x: hal.ops.top_k_top_p_probs(x).sum()):
+        with pytest.raises(TransformError, match=r"torch\.func"):
+            torch.func.grad(loss)(x)
+    constant = torch.func.grad(lambda factor: (hal.ops.rms_norm(x) * factor).sum())(x)
+    torch.testing.assert_close(constant, hal.ops.rms_norm(x))

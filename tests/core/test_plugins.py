@@ -235,6 +235,16 @@ WRONG = {
         + good("wrong").replace('"seven", forward)', '"seven", forward, Supports(features=frozenset({"wieght"})))'),
         "unknown features wieght",
     ),
+    "unknown limit": (
+        "from hal.capability import Limit, Supports\n"
+        + good("wrong").replace('"seven", forward)', '"seven", forward, Supports(limits={"faetures": Limit(max=8)}))'),
+        "unknown limits faetures; there are features",
+    ),
+    "unknown dtype": (
+        "from hal.capability import Supports\n"
+        + good("wrong").replace('"seven", forward)', '"seven", forward, Supports(dtypes=frozenset({"bf16"})))'),
+        "unknown dtypes bf16",
+    ),
     "hook that raises": (
         good("wrong").replace("    return [Imp", "    raise KeyError('table')\n    return [Imp"),
         "table",

@@ -189,8 +189,13 @@ def test_use_nests_and_ends_when_its_block_raises():
     assert settings.current().backend == "auto"
 
 
-@pytest.mark.parametrize("bad", [{"fallback": "gpu"}, {"check": "maybe"}, {"impl": "x"}, {"sync": 3}])
+BAD_USE = [{"fallback": "gpu"}, {"check": "maybe"}, {"impl": "x"}, {"sync": 3}, {"backend": ["cpu"]}, {"impl": ["x"]}]
+
+
+@pytest.mark.parametrize("bad", [*BAD_USE, {"check": 1}, {"check": {}}, {"invariant": 0.0}])
 def test_use_refuses_values_that_mean_nothing_at_once(bad):
+    with hal.use(check=True, invariant=False):  # settings that equal some of the bad ones are known by now
+        pass
     with pytest.raises(ConfigError, match=next(iter(bad))), hal.use(**bad):
         pytest.fail("the block must not run")
     assert settings.current().fallback == "error"

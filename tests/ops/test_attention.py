@@ -442,3 +442,49 @@ def test_cost_counts_the_visible_pairs(S, L, causal, window, pairs):
     cost = OPS["attention"].cost(OPS["attention"].bind((q, k, v), {"causal": causal, "window": window}))
     assert cost.flops == 2 * 2 * 4 * pairs * (8 + 3)
     assert cost.bytes == 2 * (2 * S * 4 * (8 + 3) + 2 * L * 2 * (8 + 3))
+
+
+@pytest.mark.parametrize("L", [2, 5])
+@pytest.mark.parametrize("largest", [2**31 - 1, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("sides", [(1, 1), (1, None), (None, 1)])
+def test_the_largest_integer_as_a_window_is_no_window(implementation, sides, largest, L):
+    q, k, v = qkv(1, 4, L, 2, 1, 4)
+    window = tuple(None if side is None else largest for side in sides)
+    for causal in (False, True):
+        with forced("attention", implementation):
+            o, lse = attention(q, k, v, window=window, causal=causal, return_lse=True)
+            expected, expected_lse = attention(q, k, v, causal=causal, return_lse=True)
+        torch.testing.assert_close(o, expected)
+        torch.testing.assert_close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_lowest_float64_in_a_bias_keeps_its_gradient_in_a_narrower_call(implementation, dtype):
+    q, k, v = qkv(1, 2, 3, 1, 1, 4, dtype=dtype)
+    lowest = torch.full((2, 3), torch.finfo(torch.float64).min, dtype=torch.float64, requires_grad=True)
+    level = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    seed = normal(9, 1, 2, 1, 4, dtype=dtype)
+    with forced("attention", implementation):
+        # Beside the lowest number the scores vanish: all keys weigh alike, as they do with a scale of 0.
+        (got,) = torch.autograd.grad(attention(q, k, v, mask=lowest), lowest, seed)
+        (want,) = torch.autograd.grad(attention(q, k, v, mask=level, scale=0.0), level, seed)
+    assert want.abs().max() > 0
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_autocast_does_not_reach_the_arithmetic_of_an_implementation(implementation, record):
+    q, k, v = (t.requires_grad_(record) for t in qkv(1, 9, 40, 2, 1, 64, dtype=torch.bfloat16))
+
+    def results():
+        with forced("attention", implementation):
+            o = attention(q, k, v, causal=True)
+            return [o.detach(), *(torch.autograd.grad(o, (q, k, v), torch.ones_like(o)) if record else ())]
+
+    expected = results()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = results()
+    if not record:  # the implementation that records forms lse besides, and may round o otherwise
+        assert torch.equal(got[0], expected[0])
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=2.0**-8, atol=2.0**-8)

@@ -10,7 +10,7 @@ from attention_support import budget_used, forced, int32, normal
 from samples_attention import FP8_SAMPLES
 
 import hal
-from hal.errors import ArgumentError, DtypeError, ShapeError
+from hal.errors import ArgumentError, DtypeError, ShapeError, TransformError
 from hal.op import OPS
 from hal.ops.kv_cache import copy_kv_blocks, gather_kv_cache, write_kv_cache
 
@@ -397,3 +397,37 @@ def test_fp8_caches_trace_and_compile(name):
         eager, compiled = eager_args[2:4], compiled_args[2:4]
     for one, other in zip(eager, compiled, strict=True):
         assert torch.equal(bits(one), bits(other))
+
+
+def test_tokens_may_move_within_the_cache(implementation):
+    k_cache, v_cache = caches()
+    flat = [cache.flatten(0, 1) for cache in (k_cache, v_cache)]
+    before = [t.clone() for t in flat]
+    with forced("write_kv_cache", implementation):
+        write_kv_cache(flat[0][1:6], flat[1][1:6], k_cache, v_cache, slots(0, 1, 2, 3, 4))
+    for now, then in zip(flat, before, strict=True):
+        assert torch.equal(now[:5], then[1:6])
+        assert torch.equal(now[5:], then[5:])
+
+
+def test_a_cache_in_a_graph_is_not_written_behind_autograds_back():
+    (k, v), (k_cache, v_cache) = tokens(2), caches()
+    leaf, kept = k_cache.clone().requires_grad_(), k_cache.clone()
+    for cache in (leaf, leaf * 1):
+        with pytest.raises(TransformError, match="k_cache, which requires a gradient"):
+            write_kv_cache(k, v, cache, v_cache, slots(0, 1))
+        with pytest.raises(TransformError, match="k_caches, which requires a gradient"):
+            copy_kv_blocks([k_cache, cache], [v_cache, v_cache.clone()], slots(0), slots(1))
+        assert torch.equal(cache, kept)
+    with torch.no_grad():
+        write_kv_cache(k, v, leaf, v_cache, slots(0, 1))
+    assert torch.equal(leaf.flatten(0, 1)[:2], k)
+
+
+def test_lazily_negated_tokens_are_written_by_value_and_such_a_cache_is_refused(implementation):
+    (k, v), (k_cache, v_cache) = tokens(2), caches()
+    with forced("write_kv_cache", implementation):
+        write_kv_cache(torch._neg_view(k), v, k_cache, v_cache, slots(0, 1))
+        assert torch.equal(k_cache.flatten(0, 1)[:2], -k)
+        with pytest.raises(ArgumentError, match="lazily negated"):
+            write_kv_cache(k, v, torch._neg_view(k_cache), v_cache, slots(0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -292,6 +293,17 @@ CACHE_BAD = [
     (lambda: rotary_cache(8, 8, scaling={"rope_type": "yarn", "original_max_position_embeddings": 4}), "factor or"),
     (lambda: rotary_cache(8, 8, scaling=LONG), "must be rotary_dim / 2 = 4 numbers"),
     (lambda: rotary_cache(8, 64, scaling=LONG | {"long_factor": None}), "long_factor"),
+    (lambda: rotary_cache(True, 8), "max_pos is True"),
+    (lambda: rotary_cache(8, 8, base="x"), "base is 'x'"),
+    (lambda: rotary_cache(8, 8, base=10**400), "base is 1000"),
+    (lambda: rotary_cache(8, 8, base=torch.ones(2)), "base is tensor"),
+    (lambda: rotary_cache(8, 8, scaling={"rope_type": ["linear"]}), "rope_type is"),
+    (lambda: rotary_cache(8, 8, scaling={"rope_type": "linear", "factor": True}), "is True"),
+    (lambda: rotary_cache(8, 8, scaling=DYNAMIC | {"factor": 1e300}), "stay a finite number"),
+    (lambda: rotary_cache(8, 8, scaling=YARN | {"mscale": math.nan}), "mscale of rope_type 'yarn' is nan"),
+    (lambda: rotary_cache(8, 8, scaling=YARN | {"mscale_all_dim": "x"}), "mscale_all_dim of rope_type 'yarn' is 'x'"),
+    (lambda: rotary_cache(8, 8, scaling=YARN | {"beta_fast": [32]}), "beta_fast of rope_type 'yarn' is"),
+    (lambda: rotary_cache(8, 8, scaling=YARN | {"truncate": "no"}), "truncate of rope_type 'yarn' is 'no'"),
 ]
 
 
@@ -299,3 +311,19 @@ CACHE_BAD = [
 def test_a_bad_cache_request_gives_an_argument_error_that_names_it(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("way", ["eager", "through the torch op", "compiled"])
+def test_tables_that_require_a_gradient_get_none_and_make_no_graph(way):
+    cos, sin = (t.requires_grad_() for t in rotary_cache(8, 8))
+    q, positions = torch.randn(3, 2, 8), torch.arange(3)
+
+    def rotate(q):
+        return rotary_embedding(q, None, positions, cos, sin)[0]
+
+    call = torch.compile(rotate, backend="aot_eager", fullgraph=True) if way == "compiled" else rotate
+    with torch.device("cpu") if way == "through the torch op" else contextlib.nullcontext():
+        assert not call(q).requires_grad
+        call(q.requires_grad_()).sum().backward()
+    assert q.grad is not None
+    assert cos.grad is None

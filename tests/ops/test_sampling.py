@@ -290,3 +290,21 @@ def test_bad_input_raises_a_typed_error_that_names_it(error, match, args, option
 def test_bad_seeds_raise_a_typed_error(error, seed):
     with pytest.raises(error, match="seed"):
         sample(torch.zeros(3, 5), seed)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_default_dtype_changes_neither_probabilities_nor_draws(dtype, default):
+    logits = philox.normal(77, (64, 300)).to(dtype)
+    logits[3] = -math.inf
+    options = {"temperature": 0.9, "top_p": 0.97, "min_p": 0.001}
+    expected = probs(logits, **options), sample(logits, 5, **options), sample(logits, 5)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        got = probs(logits, **options), sample(logits, 5, **options), sample(logits, 5)
+        kept = hal.ops.sampling.cleaned(logits).dtype
+    finally:
+        torch.set_default_dtype(before)
+    assert kept is torch.float32
+    assert all(map(torch.equal, got, expected))

@@ -117,3 +117,19 @@ BAD = [
 def test_bad_input_gives_a_typed_error_that_names_it(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_nan_gradient_into_a_row_of_minus_infinity_ends_there(dtype, dim, odd):
+    x = normal(4, 4, dtype=dtype)
+    x.select(1 - dim, 1).fill_(-math.inf)
+    dy = normal(4, 4, dtype=dtype)
+    clean = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(softmax(clean, dim), clean, dy)
+    dy.select(1 - dim, 1)[2] = odd
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(softmax(x, dim), x, dy)
+    assert (dx.select(1 - dim, 1) == 0).all()
+    assert torch.equal(dx, expected)

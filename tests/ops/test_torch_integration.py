@@ -82,6 +82,15 @@ def test_results_have_the_form_that_meta_promises(name, make):
         assert out.is_contiguous(), f"{result} has strides {out.stride()} for shape {tuple(out.shape)}"
 
 
+@pytest.mark.parametrize(("name", "make"), CALLS)
+def test_traits_name_every_declared_dimension_and_no_unknown_feature(name, make):
+    op = OPS[name]
+    args, kwargs = make()
+    traits = op.traits(op.bind(args, kwargs))
+    assert tuple(traits.dims) == op.dims
+    assert traits.features <= set(op.features)
+
+
 @pytest.mark.parametrize(("name", "make"), FIRST)
 def test_compile_without_graph_breaks_gives_the_same_values_and_gradients(name, make):
     torch._dynamo.reset()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import weakref
 
 import pytest
 import torch
 from port_models import CONFIGS, prompt, rmse, tiny, twin
 from torch import nn
+from torch.nn import functional as F
 
 from hal import dispatch_report
 from hal.errors import ArgumentError
@@ -264,3 +266,63 @@ def test_hidden_states_can_still_be_asked_for():
     assert len(found) == len(expected) == 3
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_part_of_an_applied_model_one_around_it_and_a_copy_are_refused():
+    model = tiny("llama")
+    with apply(model):
+        for other in (model.model, copy.deepcopy(model)):
+            with pytest.raises(ArgumentError, match="already runs through hal"):
+                apply(other)
+    with apply(model.model), pytest.raises(ArgumentError, match="already runs through hal"):
+        apply(model)
+    with apply(model):
+        pass
+
+
+def test_a_pickled_applied_model_is_loaded_with_its_classes_forwards():
+    model, ids = tiny("llama"), prompt()
+    stored = io.BytesIO()
+    with torch.no_grad(), apply(model):
+        torch.save(model, stored)
+    stored.seek(0)
+    loaded = torch.load(stored, weights_only=False)
+    assert {m.forward.__func__ for m in loaded.modules()} == {type(m).forward for m in loaded.modules()}
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "activations",
+    [(nn.GELU(), nn.GELU("tanh")), (F.silu, F.gelu), (nn.LeakyReLU(0.1), nn.SiLU())],
+    ids=["two kinds of one class", "functions", "one of them unknown"],
+)
+def test_each_layers_own_activation_is_told_from_the_others(activations):
+    model, ids = tiny("llama"), prompt()
+    for layer, activation in zip(model.model.layers, activations, strict=True):
+        del layer.mlp.act_fn
+        layer.mlp.act_fn = activation
+    with torch.no_grad():
+        expected = model(ids).logits
+        with apply(model):
+            torch.testing.assert_close(model(ids).logits, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["activation", "hook on the activation", "eps"])
+def test_what_is_changed_after_apply_counts(what):
+    model, ids, layer = tiny("llama"), prompt(), 1
+    with torch.no_grad():
+        before = model(ids).logits
+        applied = apply(model)
+        if what == "activation":
+            model.model.layers[layer].mlp.act_fn = nn.ReLU()
+        elif what == "hook on the activation":
+            model.model.layers[layer].mlp.act_fn.register_forward_hook(lambda module, args, output: 2 * output)
+        else:
+            model.model.norm.variance_epsilon = 0.5
+            model.model.layers[layer].post_attention_layernorm.variance_epsilon = 0.5
+        found = model(ids).logits
+        applied.undo()
+        expected = model(ids).logits
+    assert not torch.allclose(expected, before, atol=1e-3)
+    torch.testing.assert_close(found, expected)

@@ -39,7 +39,10 @@ def hal_implementations(backend: str) -> list[Implementation]:
             op="rms_norm",
             name="example",
             forward=rms_norm,
-            supports=Supports(dtypes=frozenset({"float32", "bfloat16", "float16"}), features=frozenset({"weight"})),
+            supports=Supports(
+                dtypes=frozenset({"float32", "bfloat16", "float16"}),
+                features=frozenset({"weight", "mixed_weight_dtype"}),
+            ),
             declares=Declares(run_to_run=True),
         )
     ]

@@ -96,12 +96,14 @@ def write_kv_cache(
     places = torch.tensor(block), torch.tensor(offset)
     for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         rows = x[source]
+        if x.untyped_storage()._cdata == cache.untyped_storage()._cdata:  # tokens that move within the cache
+            rows = rows.clone()
         if _cache.quantised(cache):
             rows = _cache.codes(rows, scale, cache.dtype)
         if len(kept) == 1:
-            _cache.raw(cache)[block[0], offset[0]] = _cache.raw(rows)[0]
+            _cache.raw(cache)[block[0], offset[0]] = _cache.bits(rows)[0]
         else:
-            _cache.raw(cache)[places] = _cache.raw(rows)
+            _cache.raw(cache)[places] = _cache.bits(rows)
 
 
 IMPLEMENTATIONS = (

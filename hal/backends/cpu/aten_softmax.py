@@ -31,7 +31,12 @@ def _backward(
     if dy is None or not needs[0]:
         return (None,)
     wide = torch.float64 if y.dtype is torch.float64 else torch.float32
-    return (torch._softmax_backward_data(dy.to(wide), y.to(wide), a.dim, wide),)
+    dx = torch._softmax_backward_data(dy.to(wide), y.to(wide), a.dim, wide)
+    # A NaN that comes into a row of zeros survives the products with them, on to the row's first element.
+    first = dx.select(a.dim, 0).sum().item()
+    if first != first:
+        dx.masked_fill_((a.x == float("-inf")).all(a.dim, keepdim=True), 0.0)
+    return (dx,)
 
 
 IMPLEMENTATIONS = (

@@ -16,7 +16,7 @@ IMPLEMENTATIONS = tuple(
         # run_to_run: as far as ATen obeys torch.use_deterministic_algorithms there, which is what selection
         # asks. No host lengths, no synchronisation, nothing that a capture forbids: the references are
         # plain tensor code.
-        declares=Declares(lse_grad=True),
+        declares=Declares(lse_grad=bool(op.grad) and op.optional_result is not None),
     )
     for op in OPS.values()
 )

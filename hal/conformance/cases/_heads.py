@@ -27,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "softcap": None,
     "scale": None,
     "sinks": None,
+    "loud": False,
     "lse": False,
     "spread": 1.5,
 }
@@ -41,7 +42,10 @@ def sinks(p: P, draw: Draw, dtype: torch.dtype) -> Tensor | None:
     """One logit per query head, around the size of the others."""
     if p.sinks is None:
         return None
-    return (draw.normal("sinks", (p.H,)) * 2).to(dtype if p.sinks == "same" else getattr(torch, p.sinks))
+    logits = draw.normal("sinks", (p.H,)) * 2
+    if p.loud:  # the exponential of its distance to the scores overflows float64
+        logits[0] = 1000.0
+    return logits.to(dtype if p.sinks == "same" else getattr(torch, p.sinks))
 
 
 def options(p: P, draw: Draw, dtype: torch.dtype) -> dict[str, Any]:

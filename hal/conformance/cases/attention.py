@@ -20,7 +20,7 @@ from hal.conformance.inputs import Draft, Draw, Results, Variant
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-MASKS = ("bool", "columns", "dead", "bias", "bias32", "holes", "lowest", "alibi")
+MASKS = ("bool", "columns", "dead", "bias", "bias32", "holes", "lowest", "low", "alibi")
 
 
 class Attention(Family):
@@ -109,10 +109,11 @@ class Attention(Family):
             elif p.mask == "holes":
                 bias = bias.masked_fill(draw.uniform("holes", shape) < 0.4, -math.inf)
                 bias[..., torch.arange(shape[-1]) % 5 == 3] = -math.inf
-            elif p.mask == "lowest":
-                to = torch.float32 if p.mask == "bias32" else dtype
-                bias = bias.masked_fill(draw.uniform("holes", shape) < 0.4, torch.finfo(to).min)
-                bias[..., :1, :] = torch.finfo(to).min  # a row of nothing else is a mean, not a dead row
+            elif p.mask in ("low", "lowest"):
+                # float16's lowest is a number like any other in every dtype, and small enough to bound errors by.
+                floor = torch.finfo(torch.float16 if p.mask == "low" else dtype).min
+                bias = bias.masked_fill(draw.uniform("holes", shape) < 0.4, floor)
+                bias[..., :1, :] = floor  # a row of nothing else is a mean, not a dead row
             mask = bias.to(torch.float32 if p.mask == "bias32" else dtype)
         if p.mask_shape == "BHSL" or len(p.mask_shape) < 4:
             return mask
@@ -199,7 +200,31 @@ class Attention(Family):
             yield self.case(dtype, "grid", S=9, L=30, H=4, K=2, softcap=1.5, causal=True, lse=True)
             yield self.case(dtype, "grid", S=9, L=30, H=4, K=2, scale=0.5, lse=True)
             yield self.case(dtype, "grid", S=9, L=12, H=6, K=2, sinks="same", causal=True, lse=True)
-            for mask in ("bool", "dead", "bias", "holes", "lowest"):
+            yield self.case(dtype, "grid", S=9, L=12, H=2, K=1, window=[4, 0], lse=True)
+            yield self.case(dtype, "grid", S=9, L=12, H=2, K=1, window=[0, 3], lse=True)
+            yield self.case(dtype, "edge", S=9, L=5, H=6, K=2, sinks="same", loud=True, causal=True, lse=True)
+            # Scores whose exponentials overflow unless the largest is taken out.
+            spread = 600.0 if dtype == "float64" else 60.0
+            yield self.case(dtype, "edge", S=5, L=40, H=2, K=1, D=32, spread=spread, lse=True)
+            # One key more or less is one part in 8,193 of the mass; near equal scores leave no room for it in lse.
+            yield self.case(dtype, "edge", S=1, L=8193, H=2, K=1, D=16, spread=0.1, lse=True)
+            yield self.case(
+                dtype,
+                "grid",
+                S=8,
+                L=20,
+                H=2,
+                K=1,
+                D=24,
+                E=40,
+                softcap=2.0,
+                mask="bias",
+                sinks="same",
+                causal=True,
+                window=[7, None],
+                lse=True,
+            )
+            for mask in ("bool", "dead", "bias", "holes", "lowest", "low"):
                 yield self.case(dtype, "grid", B=2, S=6, L=23, H=4, K=2, D=32, mask=mask, lse=True)
         for dtype, D in zip(DTYPES * 3, (1, 20, 64, 72, 80, 96, 128, 192, 256, 576, 3, 120), strict=True):
             yield self.case(
@@ -221,22 +246,6 @@ class Attention(Family):
             for shape in ("BooL", "oHSL", "SL", "ooSo", "L"):
                 yield self.case(dtype, "grid", B=2, S=6, L=8, H=4, K=2, D=32, mask="bool", mask_shape=shape, lse=True)
             yield self.case(dtype, "grid", S=6, L=30, H=2, K=1, mask="alibi", mask_shape="BoSL", causal=True)
-            yield self.case(
-                dtype,
-                "grid",
-                S=8,
-                L=20,
-                H=2,
-                K=1,
-                softcap=2.0,
-                mask="bias",
-                sinks="same",
-                causal=True,
-                window=[7, 0],
-                lse=True,
-            )
-            # One key more or less is one part in 8,193 of the mass.
-            yield self.case(dtype, "edge", S=1, L=8193, H=2, K=1, D=16, lse=True)
         yield self.case("float32", "edge", "empty", S=0, L=9)
         yield self.case("float32", "edge", "empty", S=4, L=0, lse=True)
         yield self.case("float32", "edge", "empty", S=4, L=0, sinks="same", lse=True)

@@ -144,6 +144,7 @@ class RmsNorm(_Norm):
         for dtype in DTYPES:
             yield self.case(dtype, "grid", T=5, F=320, round_before_weight=True)
             yield self.case(dtype, "grid", T=5, F=320, weight_offset=1.0)
+            yield self.case(dtype, "grid", T=5, F=320, weight=None, weight_offset=1.0)
             yield self.case(dtype, "edge", T=4, F=300, x="tiny", eps=1e-5)
         for dtype in HALVES:
             yield self.case(dtype, "grid", T=5, F=320, weight="float32", round_before_weight=True)
@@ -185,6 +186,8 @@ class AddRmsNorm(RmsNorm):
         yield from super().grid()
         for dtype in DTYPES:
             yield self.case(dtype, "grid", T=5, F=320, round_residual=False)
+            for eps in (1e-6, 1e-5):
+                yield self.case(dtype, "edge", T=4, F=300, x="tiny", residual="tiny", eps=eps)
         for dtype in HALVES:
             yield self.case(dtype, "grid", T=5, F=320, round_residual=False, round_before_weight=True)
             # Where |x| is far above |residual| the rounding of the sum is what the two conventions differ by.
@@ -221,6 +224,7 @@ class LayerNorm(_Norm):
         yield from self.common()
         for dtype in DTYPES:
             yield self.case(dtype, "grid", T=5, F=320, bias=None)
+            yield self.case(dtype, "edge", T=4, F=300, x="tiny", eps=1e-6)
         for dtype in HALVES:
             yield self.case(dtype, "grid", T=5, F=257, weight="float32", bias="float32")
         yield self.case("bfloat16", "grid", T=5, F=257, weight="float32", bias="bfloat16")

@@ -162,7 +162,44 @@ class PagedAttention(Family):
             yield self.case(dtype, "grid", "poison", **mixed, H=4, K=2, D=72, lse=True)
             yield self.case(dtype, "grid", "poison", q=[9], k=[40], P=64, H=2, K=1, lse=True)
             yield self.case(dtype, "edge", "poison", q=[4, 1], k=[50, 34], H=2, K=1, window=[9, 0], lse=True)
-        for dtype in ("float32", *HALVES):
+            yield self.case(
+                dtype,
+                "edge",
+                "poison",
+                q=[3, 6],
+                k=[9, 4],
+                q_tail=2,
+                H=6,
+                K=2,
+                D=40,
+                E=24,
+                sinks="float32",
+                softcap=2.0,
+                causal=True,
+                lse=True,
+            )
+            yield self.case(
+                dtype,
+                "edge",
+                "poison",
+                q=[3, 4],
+                k=[9, 20],
+                H=6,
+                K=2,
+                sinks="same",
+                loud=True,
+                scale=0.4,
+                window=[3, 0],
+                causal=False,
+                lse=True,
+            )
+            yield self.case(
+                dtype, "edge", "poison", q=[3, 4], k=[9, 20], H=2, K=1, window=[0, 4], causal=False, lse=True
+            )
+            yield self.case(dtype, "edge", "poison", q=[6, 2], k=[3, 2], H=2, K=1, lse=True)  # more queries than keys
+            spread = 600.0 if dtype == "float64" else 60.0
+            yield self.case(dtype, "edge", "poison", q=[3, 4], k=[20, 30], H=2, K=1, D=32, spread=spread, lse=True)
+        for dtype in DTYPES:
             for held in CODES:
                 yield self.case(dtype, "grid", "poison", **mixed, H=4, K=2, cache=held, kv_scale="one", lse=True)
                 yield self.case(dtype, "grid", "poison", H=6, K=3, D=40, cache=held, kv_scale="head")
@@ -176,7 +213,6 @@ class PagedAttention(Family):
         yield self.case(
             "float32", "grid", "poison", **mixed, H=2, K=1, causal=False, scale=0.3, sinks="float32", lse=True
         )
-        yield self.case("bfloat16", "edge", "poison", q=[6, 2], k=[3, 2], H=2, K=1, lse=True)  # more queries than keys
         yield self.case("float32", "edge", "empty", "poison", q=[1, 2], k=[0, 5], lse=True)
         yield self.case("float32", "edge", "empty", "poison", q=[1, 2], k=[0, 5], sinks="same", lse=True)
         yield self.case("float32", "edge", "empty", "poison", q=[0, 0], k=[4, 20], lse=True)

@@ -157,6 +157,36 @@ class AttentionVarlen(Family):
             yield self.case(
                 dtype, "edge", "poison", q=[2, 3], k=[30, 19], H=2, K=1, window=[3, 0], causal=True, lse=True
             )
+            yield self.case(
+                dtype,
+                "edge",
+                q=[3, 6],
+                k=[9, 4],
+                H=6,
+                K=2,
+                D=40,
+                E=24,
+                sinks="float32",
+                softcap=2.0,
+                causal=True,
+                lse=True,
+            )
+            yield self.case(
+                dtype,
+                "edge",
+                q=[3, 4],
+                k=[9, 12],
+                H=6,
+                K=2,
+                sinks="same",
+                loud=True,
+                scale=0.4,
+                window=[3, 0],
+                lse=True,
+            )
+            yield self.case(dtype, "edge", q=[3, 4], k=[9, 12], H=2, K=1, window=[0, 4], lse=True)
+            spread = 600.0 if dtype == "float64" else 60.0
+            yield self.case(dtype, "edge", q=[3, 4], k=[20, 30], H=2, K=1, D=32, spread=spread, lse=True)
         for dtype in HALVES:
             yield self.case(dtype, "grid", q=[5, 1, 13], H=16, K=16, D=72, spread=2.0)
             yield self.case(dtype, "grid", q=[3, 4], k=[9, 12], H=7, K=1, D=80, softcap=2.0, causal=True)
@@ -234,6 +264,7 @@ class MergeAttention(Family):
         "apart": 2.0,
         "equal": False,
         "gaps": True,
+        "alone": False,
         "size": 3.0,
     }
     arranged = ("out_a", "lse_a", "out_b", "lse_b")
@@ -264,7 +295,7 @@ class MergeAttention(Family):
             out = heads(draw, f"out_{side}", lead, p.H, p.E, dtype, 1.0)
             lse = (draw.normal("lse_a" if p.equal else f"lse_{side}", lse_shape) * p.apart + p.size).to(wide)
             if p.gaps:
-                gone = (dead == i) | (dead == 2)
+                gone = (dead == i) | (dead == 2) | (p.alone and side == "b")
                 lse = lse.masked_fill(gone, -math.inf)
                 beside = (gone if len(lead) == 1 else gone.transpose(1, 2))[..., None]
                 draft.unused[f"out_{side}"] = beside
@@ -284,6 +315,7 @@ class MergeAttention(Family):
             yield self.case(dtype, "grid", lead=[9], H=3, E=64)
             yield self.case(dtype, "grid", lead=[2, 7], H=4, E=40)
             yield self.case(dtype, "edge", lead=[9], H=3, E=80, apart=60.0)
+            yield self.case(dtype, "edge", lead=[9], H=3, E=40, alone=True)  # a copy of a, never a itself
             yield self.case(dtype, "edge", lead=[9], H=3, E=80, equal=True, gaps=False)
         yield self.case("float32", "edge", lead=[9], H=3, E=33, size=2000.0)
         yield self.case("bfloat16", "edge", lead=[1], H=71, E=1)

@@ -84,8 +84,9 @@ class RotaryEmbedding(Family):
             for interleaved in (False, True):
                 yield self.case(dtype, "grid", H=7, K=1, interleaved=interleaved)
                 yield self.case(dtype, "grid", H=3, K=3, D=80, R=32, interleaved=interleaved)
-        for dtype in HALVES:
             yield self.case(dtype, "grid", lead=[2, 5], H=9, K=3, D=20)
+            yield self.case(dtype, "edge", lead=[7], D=20, M=3000)  # positions that 8 bits do not tell apart
+        for dtype in HALVES:
             yield self.case(dtype, "grid", H=2, K=1, D=192, R=64, interleaved=True, told=True)
             yield self.case(dtype, "edge", H=4, K=1, D=64, scale=1.25)
         yield self.case("float32", "edge", H=3, K=1, D=128, positions="ends")

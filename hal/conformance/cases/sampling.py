@@ -98,10 +98,10 @@ class CrossEntropy(Family):
             yield self.case(dtype, "grid", "poison", T=9, V=100, smoothing=0.2, z=0.001)
             yield self.case(dtype, "edge", "poison", T=7, V=50, spread=50.0, reduction="each")
             yield self.case(dtype, "edge", "poison", T=9, V=33, ignore_index=2, reduction="each")
+            yield self.case(dtype, "edge", "poison", T=4, V=33, ignored="all")
         for reduction in REDUCTIONS:
             yield self.case("float32", "edge", "poison", T=4, V=33, ignored="all", reduction=reduction)
             yield self.case("float32", "edge", "empty", T=0, V=33, reduction=reduction)
-        yield self.case("bfloat16", "edge", "poison", T=4, V=33, ignored="all")
         yield self.case("bfloat16", "grid", T=5, V=1025, ignored="never", smoothing=0.1, z=0.01)
         yield self.case("float32", "edge", "special", T=5, V=1, ignored="never")  # one class: the loss is 0
         yield self.case("float32", "edge", T=6, V=40, holes=True, reduction="each")
@@ -237,16 +237,18 @@ class TopKTopPProbs(Family):
             yield self.case(dtype, "grid", m=0.1)
             yield self.case(dtype, "grid", t=0.7, k=20, p=0.9, m=0.02)
             yield self.case(dtype, "grid", t=0.7, k=20, p=0.9, m=0.02, kind="rows")
-        for dtype in ("float32", "bfloat16"):
+            yield self.case(dtype, "grid", t=3.0, m=0.3)
             yield self.case(dtype, "edge", x="ties", k=9)
             yield self.case(dtype, "edge", x="ties", p=0.43)
             # ten equal tokens: their sums meet p within rounding, and either answer is right
             yield self.case(dtype, "edge", B=1, V=24, x="ties", k=10, p=0.1, kind="one")
+            yield self.case(dtype, "edge", x="odd", t=0.7, k=20, p=0.9, B=6)
+            yield self.case(dtype, "edge", p=0.0)
+            yield self.case(dtype, "edge", V=300, spread=15.0, p=1.0)  # sums of 1 long before the last token
+        for dtype in ("float32", "bfloat16"):
             yield self.case(dtype, "edge", x="equal", k=1)
             yield self.case(dtype, "edge", x="holes", k=30, p=0.9)
-            yield self.case(dtype, "edge", x="odd", t=0.7, k=20, p=0.9, B=6)
             yield self.case(dtype, "edge", t=0.0)
-            yield self.case(dtype, "edge", p=0.0)
             yield self.case(dtype, "edge", m=1.0)
         for k in (0, -1, 1 << 30, 77, 1):
             yield self.case("float32", "edge", k=k)
@@ -334,13 +336,23 @@ class TopKTopPSample(TopKTopPProbs):
             yield self.case(dtype, "grid", V=177)
             yield self.case(dtype, "grid", t=0.7, k=20, p=0.9, m=0.02)
             yield self.case(dtype, "grid", t=1.5, k=40, p=0.95, kind="rows", seed="rows")
+            # Flat rows, of which the filter in question drops most: a draw without it falls outside.
+            yield self.case(dtype, "grid", spread=0.5, k=5)
+            yield self.case(dtype, "grid", spread=0.5, k=9, kind="rows")
+            yield self.case(dtype, "grid", spread=0.5, p=0.3)
+            yield self.case(dtype, "grid", spread=0.5, k=12, p=0.5)
+            yield self.case(dtype, "grid", spread=1.5, t=2.0, p=0.4)
+            yield self.case(dtype, "grid", spread=1.5, t=3.0, m=0.4)
+            yield self.case(dtype, "edge", spread=0.5, p=0.0)
+            yield self.case(dtype, "edge", V=30, x="ties", k=3)
+            yield self.case(dtype, "edge", x="odd", k=20, p=0.9)
+            yield self.case(dtype, "edge", x="ties", t=0.0)
+            yield self.case(dtype, "edge", B=400, V=300, x="equal")  # the noise alone decides
+            yield self.case(dtype, "edge", B=400, V=300, spread=3.0)
         for dtype in HALVES:
             yield self.case(dtype, "grid", k=20, seed="one")
         yield self.case("float32", "grid", p=0.6, seed="one", kind="one")
-        yield self.case("float32", "edge", B=64, V=40, x="equal")  # the noise alone decides
         for dtype in ("float32", "bfloat16"):
-            yield self.case(dtype, "edge", x="ties", t=0.0)
-            yield self.case(dtype, "edge", x="odd", k=20, p=0.9)
             yield self.case(dtype, "edge", x="holes", m=0.05, seed="rows")
         yield self.case("float32", "edge", t=0.0)
         yield self.case("float32", "edge", p=0.0)
