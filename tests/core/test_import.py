@@ -103,10 +103,8 @@ import os, threading, torch
 import hal
 
 def work(scale=1.0):
-    x = torch.full((4, 8), scale, requires_grad=True)
-    y = hal.ops.rms_norm(x)
-    y.sum().backward()
-    return bool(y.isfinite().all()) and x.grad is not None
+    # No backward: where torch sees a GPU, it forbids one in a child once its parent ran one.
+    return bool(hal.ops.rms_norm(torch.full((4, 8), scale)).isfinite().all())
 
 {before}
 child = os.fork()
