@@ -103,7 +103,9 @@ def gradient_bound(
     zeros = torch.zeros_like(q_BSHD), torch.zeros_like(k_BLKD), torch.zeros_like(v_BLKE)
     sinks_E = None if sinks_H is None else torch.zeros_like(sinks_H)
     bias_E = None if mask is None else torch.zeros_like(mask)
-    if L == 0:
+    if L == 0:  # every row is its sink alone, whose gradient is the sum of dlse
+        if sinks_E is not None and dlse_BHS is not None:
+            sinks_E += (4 + (B * S) ** 0.5) * acc.eps * dlse_BHS.abs().sum((0, 2))
         return GradientBounds(*zeros, bias_E, sinks_E)
     k_BLKD, v_BLKE = _cleaned(sight, S, k_BLKD, v_BLKE, H)
     k_BKLD, v_BKLE = k_BLKD.transpose(1, 2), v_BLKE.transpose(1, 2)

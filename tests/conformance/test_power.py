@@ -189,7 +189,9 @@ KEPT = [(op, what, fault, dtype) for ops, what, fault, dtypes in FAULTS for op i
 @functools.cache
 def quick(op: str, dtype: str) -> tuple[Case, ...]:
     # The newest cases first: most of these faults were seen by none of the others.
-    return tuple(case for case in reversed(cases(op)) if case.dtype == dtype and not case.bad_input and not case.gradient)
+    return tuple(
+        case for case in reversed(cases(op)) if case.dtype == dtype and not case.bad_input and not case.gradient
+    )
 
 
 @pytest.mark.parametrize(

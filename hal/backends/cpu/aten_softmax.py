@@ -31,7 +31,9 @@ def _backward(
     if dy is None or not needs[0]:
         return (None,)
     wide = torch.float64 if y.dtype is torch.float64 else torch.float32
-    dx = torch._softmax_backward_data(dy.to(wide), y.to(wide), a.dim, wide)
+    # The rounding of a 16-bit y would spread over the whole row: made again, it costs no more than widening.
+    y = torch.softmax(a.x, a.dim, dtype=wide) if y.dtype.itemsize == 2 else y
+    dx = torch._softmax_backward_data(dy.to(wide), y, a.dim, wide)
     # A NaN that comes into a row of zeros survives the products with them, on to the row's first element.
     first = dx.select(a.dim, 0).sum().item()
     if first != first:

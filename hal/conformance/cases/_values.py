@@ -72,6 +72,8 @@ def values(draw: Draw, name: str, kind: str, shape: tuple[int, ...], dtype: torc
 
 def special(draw: Draw, name: str, x: Tensor) -> Tensor:
     """NaN, Inf and −Inf, one in each of the first three rows, the rest as it is."""
+    if x.numel() == 0:
+        return x
     flat = x.reshape(-1, x.shape[-1])
     for row, figure in enumerate((math.nan, math.inf, -math.inf)[: flat.shape[0]]):
         flat[row, int(draw.integers(f"{name}.special{row}", (1,), 0, x.shape[-1]))] = figure

@@ -249,6 +249,7 @@ class Attention(Family):
         yield self.case("float32", "edge", "empty", S=0, L=9)
         yield self.case("float32", "edge", "empty", S=4, L=0, lse=True)
         yield self.case("float32", "edge", "empty", S=4, L=0, sinks="same", lse=True)
+        yield self.case("float32", "edge", "empty", S=3, L=0, H=3, D=4, sinks="same", lse=True)
         yield self.case("bfloat16", "edge", "empty", B=0, lse=True)
         yield self.case("float32", "edge", S=5, L=7, H=2, K=1, special=True, lse=True)
         yield self.case("float32", "edge", "strided", B=2, S=5, L=9, H=4, K=2, expand_kv=True)

@@ -213,9 +213,11 @@ class Softmax(Family):
             yield self.case(dtype, "edge", "special", shape=[6, 40], x="special")
         yield self.case("float32", "edge", shape=[77])
         yield self.case("bfloat16", "edge", shape=[2, 3, 4, 50], dim=2)
+        yield self.case("bfloat16", "edge", shape=[2, 2, 14, 18], dim=1)  # two terms: a rounded y shows in dx
         yield self.case("float32", "edge", "special", shape=[5, 1])  # one column: 1 whatever x is
         yield self.case("float32", "edge", "empty", shape=[0, 9])
         yield self.case("float32", "edge", "empty", shape=[9, 0])
+        yield self.case("float32", "edge", "empty", shape=[9, 0], dim=0, x="special")
         yield self.case("bfloat16", "edge", "empty", shape=[0])
         yield self.case("float32", "edge", shape=[9, 40], dim=0, holes=True, dead=True)
         for dtype, layout in (
