@@ -75,7 +75,7 @@ class SimulatedDevices(types.ModuleType):
         self._current = self._index(device)
 
     def get_device_name(self, device: int | str | torch.device | None = None) -> str:
-        return f"{self.device_name} (simulated)"
+        return self.device_name
 
     def synchronize(self, device: int | str | torch.device | None = None) -> None:
         """Nothing to wait for: every kernel has finished when it returns."""
