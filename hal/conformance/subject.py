@@ -15,7 +15,7 @@ from hal.capability import Declares
 from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Results, clone
 from hal.conformance.rules import Expected, vacuous
-from hal.contract import OPS, Args, Op, dtype_name
+from hal.contract import OPS, Args, Op
 
 __all__ = ["Subject", "subject"]
 
@@ -172,10 +172,3 @@ def _double(value: Any) -> Any:
     if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1:
         return value.double()  # fp8 tensors hold codes
     return [_double(item) for item in value] if isinstance(value, list) else value
-
-
-def dtype_of(case: Case) -> torch.dtype:
-    """The torch dtype of a case."""
-    found: torch.dtype = getattr(torch, case.dtype)
-    assert dtype_name(found) == case.dtype
-    return found

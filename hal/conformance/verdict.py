@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Status = Literal["passed", "failed", "mistrusted", "skipped", "unsupported", "waived"]
@@ -47,7 +47,6 @@ class Verdict:
     r3: float | None = None
     rules: tuple[Rule, ...] = ()
     seconds: float = 0.0
-    details: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def good(self) -> bool:

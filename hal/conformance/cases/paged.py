@@ -5,7 +5,6 @@ Shape letters: T packed queries, H query heads, K kv heads, D head dim of q and 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +16,7 @@ from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, els
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, options
 from hal.conformance.cases._pages import CODES, FP8, cache, paged_variants, pages, scale, spare_entries
 from hal.conformance.cases.attention import optional
-from hal.conformance.cases.ragged import prefix_sums, unseen_keys
+from hal.conformance.cases.ragged import paths, prefix_sums, unseen_keys
 from hal.conformance.inputs import Draft, Draw, Results, Variant
 
 if TYPE_CHECKING:
@@ -137,23 +136,7 @@ class PagedAttention(Family):
             part = expanded(args, ("k_cache", "v_cache"), 2, p.H // p.K) if args["k_cache"].dtype.itemsize > 1 else None
             if part is not None:
                 yield part
-        if max(q_lens, default=0) > 1 and p.q_tail == 0:
-            last = [end - 1 for start, end in itertools.pairwise(cu) if end > start]
-            counts = [1 if n else 0 for n in q_lens]
-            decode = args | no_cpu | {"q": args["q"][last], "cu_seqlens_q": prefix_sums(counts), "max_seqlen_q": 1}
-
-            def rows_of(results: Results) -> Results:
-                o, lse = results
-                return o[last], lse[last] if p.lse else lse
-
-            yield Variant("the last query of each sequence", (decode,), rows_of)
-        if args["seq_lens_cpu"] is None:
-            told = {"seq_lens_cpu": args["seq_lens"], "cu_seqlens_q_cpu": args["cu_seqlens_q"]}
-            yield Variant("lengths told to the host", (args | told,))
-        else:
-            yield Variant("lengths not told to the host", (args | no_cpu,))
-        if p.window is None:
-            yield Variant("an unbounded window", (args | {"window": (None, None)},))
+        yield from paths(p, args, q_lens, ("seq_lens", "cu_seqlens_q"))
 
     def grid(self) -> Iterator[Case]:
         mixed: dict[str, Any] = {"q": [1, 7, 0, 4], "k": [33, 7, 5, 20]}

@@ -28,6 +28,27 @@ def prefix_sums(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
 
 
+def paths(p: P, args: dict[str, Any], q_lens: list[int], lengths: tuple[str, ...]) -> Iterator[Variant]:
+    """Other ways to one result of packed queries: decoding, host copies of `lengths` or none, an unbounded window."""
+    untold = {f"{name}_cpu": None for name in lengths}
+    if max(q_lens, default=0) > 1 and p.q_tail == 0:
+        last = [end - 1 for n, end in zip(q_lens, itertools.accumulate(q_lens), strict=True) if n]
+        counts = [1 if n else 0 for n in q_lens]
+        decode = args | untold | {"q": args["q"][last], "cu_seqlens_q": prefix_sums(counts), "max_seqlen_q": 1}
+
+        def rows_of(results: Results) -> Results:
+            o, lse = results
+            return o[last], lse[last] if p.lse else lse
+
+        yield Variant("the last query of each sequence", (decode,), rows_of)
+    if args[f"{lengths[0]}_cpu"] is None:
+        yield Variant("lengths told to the host", (args | {f"{name}_cpu": args[name] for name in lengths},))
+    else:
+        yield Variant("lengths not told to the host", (args | untold,))
+    if p.window is None:
+        yield Variant("an unbounded window", (args | {"window": (None, None)},))
+
+
 def unseen_keys(q_lens: list[int], k_lens: list[int], causal: bool, window: Any) -> list[Tensor]:
     """Per sequence (L,): keys that none of its queries may see."""
     return [~visible(s, n, causal, window).any(0) for s, n in zip(q_lens, k_lens, strict=True)]
@@ -129,23 +150,7 @@ class AttentionVarlen(Family):
             yield Variant(f"sequence {b} alone", (alone,), expects, declared="batch_invariant")
         if p.H > p.K:
             yield expanded(args, ("k", "v"), 1, p.H // p.K)
-        last = [end - 1 for start, end in itertools.pairwise(cu_q) if end > start]
-        if max(q_lens, default=0) > 1 and p.q_tail == 0:
-            counts = [1 if n else 0 for n in q_lens]
-            decode = args | no_cpu | {"q": args["q"][last], "cu_seqlens_q": prefix_sums(counts), "max_seqlen_q": 1}
-
-            def rows_of(results: Results) -> Results:
-                o, lse = results
-                return o[last], lse[last] if p.lse else lse
-
-            yield Variant("the last query of each sequence", (decode,), rows_of)
-        if args["cu_seqlens_q_cpu"] is None:
-            told = {"cu_seqlens_q_cpu": args["cu_seqlens_q"], "cu_seqlens_k_cpu": args["cu_seqlens_k"]}
-            yield Variant("lengths told to the host", (args | told,))
-        else:
-            yield Variant("lengths not told to the host", (args | no_cpu,))
-        if p.window is None:
-            yield Variant("an unbounded window", (args | {"window": (None, None)},))
+        yield from paths(p, args, q_lens, ("cu_seqlens_q", "cu_seqlens_k"))
 
     def grid(self) -> Iterator[Case]:
         for dtype in DTYPES:
