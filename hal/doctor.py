@@ -7,6 +7,7 @@ neither crash nor hang the caller.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -156,7 +157,8 @@ def examine(timeout_s: float = 60.0) -> Diagnosis:
     packages = probe(timeout_s=timeout_s)
     problems: list[Problem] = []
     in_force = _settings(problems)
-    backends, devices = _backends(problems)
+    unusable = {p.name: p for p in packages if p.status in ("broken", "timeout")}
+    backends, devices = _backends(problems, unusable)
     return Diagnosis(
         versions=Versions(
             hal=hal.__version__,
@@ -248,21 +250,8 @@ def _conflicts(packages: tuple[Package, ...]) -> Iterator[Conflict]:
                 wanted=f">={low},<{high}",
                 remedy=f"install a {name} in that range",
             )  # fmt: skip
-    torch_version, npu = found["torch"].partition("+")[0], found.get("torch_npu")
-    # torch_npu 2.13.0.post1 and the like belong to torch 2.13.0.
-    if npu is not None and _numbers(npu)[:3] != _numbers(torch_version)[:3]:
-        yield Conflict(
-            what="torch and torch_npu", found=f"torch {torch_version}, torch_npu {npu}",
-            wanted="the same version of both",
-            remedy=f"install torch_npu {torch_version}, or the torch that torch_npu {npu} was built for",
-        )  # fmt: skip
-    if npu is not None and torch.version.cuda is not None:
-        yield Conflict(
-            what="torch and torch_npu",
-            found=f"torch built for CUDA {torch.version.cuda}",
-            wanted="a CPU build of torch",
-            remedy="keep one environment for CUDA and another for Ascend",
-        )
+    for told in registry.conflicts():
+        yield Conflict(**dataclasses.asdict(told))
     if "triton" in found and "triton-ascend" in found:
         yield Conflict(
             what="triton and triton-ascend", found="both", wanted="one of them: they write the same module",
@@ -291,7 +280,9 @@ def _settings(problems: list[Problem]) -> tuple[Setting, ...]:
     )  # fmt: skip
 
 
-def _backends(problems: list[Problem]) -> tuple[tuple[Backend, ...], dict[str, tuple[DeviceDescriptor, ...]]]:
+def _backends(
+    problems: list[Problem], unusable: dict[str, Package]
+) -> tuple[tuple[Backend, ...], dict[str, tuple[DeviceDescriptor, ...]]]:
     backends: list[Backend] = []
     devices: dict[str, tuple[DeviceDescriptor, ...]] = {}
     for found in registry.load_all():
@@ -302,6 +293,11 @@ def _backends(problems: list[Problem]) -> tuple[tuple[Backend, ...], dict[str, t
                 parameterised=found.parameterised, implementations={op: n for op, n in counts.items() if n},
             )
         )  # fmt: skip
+        stuck = [name for name in found.packages if name in unusable]
+        if stuck:  # importing it here could take this process along
+            told = "; ".join(f"{name}: {unusable[name].detail}" for name in stuck)
+            problems.append(Problem(where=f"devices of {found.name}", type="ImportError", message=told))
+            continue
         try:
             devices[found.name] = tuple(registry.devices(found.name))
         except Exception as error:  # a vendor's runtime may fail in any way; the rest must still be told

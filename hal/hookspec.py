@@ -18,7 +18,7 @@ from hal.capability import Implementation
 if TYPE_CHECKING:
     from hal.descriptor import DeviceDescriptor
 
-__all__ = ["PROJECT", "Backend", "hookimpl", "hookspec"]
+__all__ = ["PROJECT", "Backend", "Conflict", "hookimpl", "hookspec"]
 
 PROJECT = "hal"
 
@@ -32,6 +32,8 @@ class Backend:
 
     parameterised: the backend is asked for as `name:<torch device type>` and serves that type only.
     claims: says whether `auto` may give the backend this device; None = every device of its types.
+    packages: vendor distributions that its devices need; `hal doctor` tries them in processes of their own and asks for
+    the devices only if they import.
     """
 
     name: str
@@ -39,6 +41,17 @@ class Backend:
     description: str = ""
     parameterised: bool = False
     claims: Callable[[torch.device], bool] | None = None
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two things of this machine that do not go together, and what to do about it; for `hal doctor`."""
+
+    what: str
+    found: str
+    wanted: str
+    remedy: str
 
 
 @hookspec
@@ -64,3 +77,17 @@ def hal_cases(op: str) -> Sequence[Any]:  # type: ignore[empty-body]
 @hookspec
 def hal_descriptors() -> Sequence[DeviceDescriptor]:  # type: ignore[empty-body]
     """Further data sheets of devices."""
+
+
+@hookspec
+def hal_simulator(backend: str) -> Callable[[Sequence[str]], int] | None:
+    """The command line of a simulator of this backend's devices, or None if there is none.
+
+    `hal simulate NAME …` calls it with the arguments after the name. It returns an exit status, or becomes the program
+    that it was asked to run.
+    """
+
+
+@hookspec
+def hal_conflicts() -> Sequence[Conflict]:  # type: ignore[empty-body]
+    """What is installed here for this backend's devices and does not go together. It may import no vendor package."""

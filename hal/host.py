@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,11 @@ synchronisations: Counter[str] = Counter()
 
 def capturing(device: torch.device) -> bool:
     """Whether the current stream of `device` is recording a graph."""
-    return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if device.type == "cpu":
+        return False
+    module: Any = getattr(torch, device.type, None)  # what a device type without graphs lacks
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and module.is_available() and bool(ask())
 
 
 def to_host(t: Tensor, why: str) -> Tensor:

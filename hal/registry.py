@@ -6,7 +6,7 @@ import difflib
 import importlib.metadata
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from hal import hookspec
 from hal.capability import Implementation
 from hal.contract import OPS, dtype_name
 from hal.errors import ConfigError, PluginError
-from hal.hookspec import Backend
+from hal.hookspec import Backend, Conflict
 from hal.locks import LOCK
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ __all__ = [
     "backend",
     "backend_names",
     "cases",
+    "conflicts",
     "devices",
     "failures",
     "implementations",
     "load_all",
     "register",
+    "simulator",
     "unregister",
 ]
 
@@ -129,6 +131,28 @@ def cases(op: str) -> list[Any]:
     """Conformance cases that loaded plug-ins add for an operator."""
     with LOCK:
         return [case for _, given in _call_each(_get(), "hal_cases", op=op) for case in given or ()]
+
+
+def simulator(name: str) -> Callable[[Sequence[str]], int]:
+    """The command line of the simulator of backend `name`'s devices.
+
+    Raises ConfigError if no plug-in has this name or the backend has no simulator.
+    """
+    with LOCK:
+        backend(name)
+        found = [given for _, given in _call_each(_get(), "hal_simulator", backend=name) if given is not None]
+    if not found:
+        raise ConfigError(
+            f"backend {name!r} has no simulator of its devices; `hal simulate` is for backends that bring one"
+        )
+    command: Callable[[Sequence[str]], int] = found[0]
+    return command
+
+
+def conflicts() -> list[Conflict]:
+    """What loaded plug-ins find installed that does not go together."""
+    with LOCK:
+        return [conflict for _, given in _call_each(_get(), "hal_conflicts") for conflict in given or ()]
 
 
 def load_all() -> list[Backend]:

@@ -217,7 +217,7 @@ def _device_type(name: str, parameter: str) -> str:
 def _judge(op: Op, a: Args, device: torch.device, policy: Settings, name: str, foreign: bool) -> list[Candidate]:
     label = name.partition(":")[0]
     found = registry.implementations(label, op.name)
-    has_native = any(i.kind == "native" for i in found)
+    has_native = any(i.kind == "native" and _made_for(i, name, device) for i in found)
     forced = policy.implementations.get(op.name)
     if forced is not None and forced not in [i.name for i in found]:
         names = ", ".join(i.name for i in found) or "none"
@@ -239,6 +239,12 @@ def _judge(op: Op, a: Args, device: torch.device, policy: Settings, name: str, f
             reasons.append("composed; HAL_FALLBACK=error allows it only where the backend has no native implementation")
         candidates.append(Candidate(name, implementation, foreign, Rejected(tuple(reasons)) if reasons else Accepted()))
     return candidates
+
+
+def _made_for(implementation: Implementation, name: str, device: torch.device) -> bool:
+    """Whether it is for this chip at all: one of another architecture is no native implementation here."""
+    wanted = implementation.supports.architectures
+    return wanted is None or _architecture(implementation, name, device) in wanted
 
 
 def _architecture(implementation: Implementation, name: str, device: torch.device) -> str | None:

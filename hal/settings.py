@@ -46,6 +46,11 @@ def policy_key() -> tuple[Any, ...]:
     return (_overrides.get(), *map(_raw_get, _raw_names))
 
 
+def foreign(name: str) -> str:
+    """A variable that another program's set-up sets, such as a vendor's home folder; empty if it is not set."""
+    return os.environ.get(name, "")
+
+
 def environment() -> dict[str, str]:
     """The HAL_* variables that are set and not empty, by setting name."""
     found = {name: os.environ.get(PREFIX + name.upper(), "") for name in NAMES}

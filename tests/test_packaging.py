@@ -58,7 +58,7 @@ def package_files():
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(built):
     names = zipfile.ZipFile(built[1]).namelist()
     packed = {name for name in names if ".dist-info/" not in name}
-    assert packed == package_files() | {"_hal_pytest.py"}
+    assert packed == package_files() | {"_hal_main.py", "_hal_pytest.py"}
     assert "hal/py.typed" in packed
     assert any(name.startswith("hal/data/") and name.endswith(".json") for name in packed)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

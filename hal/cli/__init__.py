@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hal
-from hal.cli import bundles, conformance, devices, doctor, explain, ops
+from hal.cli import bundles, conformance, devices, doctor, explain, ops, simulate
 from hal.cli._console import Group, open_streams
 from hal.cli.generate import generate
 
@@ -51,6 +51,7 @@ app.command("doctor")(doctor.doctor)
 bundles.mount(conformance.app)
 app.add_typer(conformance.app, name="conformance")
 app.command("generate")(generate)
+app.command("simulate", context_settings=simulate.CONTEXT)(simulate.simulate)
 
 
 def main() -> None:

@@ -279,8 +279,11 @@ class Trial:
         parts: list[Results] = []
         for arguments in variant.calls:
             # Laid out as the main call: a declared property is about what the variant changes, not about strides.
-            part = Draft(dict(arguments), layouts=self.draft.layouts)
-            outcome = self.call(self.place(None, part), 0xFF, f" in the variant {variant.name!r}")
+            inputs = self.place(None, Draft(dict(arguments), layouts=self.draft.layouts))
+            answer = self.target.answer(Args(**vars(self.subject.op.bind((), inputs.args))), self.device)
+            if isinstance(answer, Rejected):
+                return  # a detour through a request of another kind, which has cases of its own
+            outcome = self.call(inputs, 0xFF, f" in the variant {variant.name!r}")
             if outcome.results is None:
                 return
             parts.append(tuple(t.cpu() for t in outcome.results))

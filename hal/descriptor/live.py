@@ -145,8 +145,9 @@ def _vendor(name: str, flavour: str) -> str:
 
 def _npu(where: torch.device) -> DeviceDescriptor:
     module = _module("npu")
-    props = module.get_device_properties(where.index)
-    name = module.get_device_name(where.index)
+    with module.device(where):  # CANN answers only who has a context on the device
+        props = module.get_device_properties(where.index)
+        name = module.get_device_name(where.index)
     read = _Reader("torch.npu.get_device_properties")
     soc = _answer(module, "get_soc_version")
     return DeviceDescriptor(

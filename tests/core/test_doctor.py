@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hal
-from hal import doctor
+from hal import doctor, hookspec
 from hal.doctor import Package
 from hal.numerics import numerics
 
@@ -134,7 +134,7 @@ def test_numerics_follow_the_switches():
 def ask(script, **environment):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HAL_")}
     done = subprocess.run(
-        [sys.executable, "-c", "import json; from hal import doctor; doctor.PACKAGES.clear()\n" + script],
+        [sys.executable, "-c", "import json; from hal import doctor, hookspec; doctor.PACKAGES.clear()\n" + script],
         capture_output=True, text=True, env=clean | environment, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -198,12 +198,22 @@ def test_a_torch_in_range_is_none(monkeypatch, version):
     assert conflicts(monkeypatch, (), version) == []
 
 
-def test_torch_npu_wants_its_own_torch_and_no_cuda(monkeypatch):
-    found = conflicts(monkeypatch, installed(torch_npu="2.12.0"), cuda="13.0")
-    assert found == [
-        ("torch and torch_npu", "torch 2.13.0, torch_npu 2.12.0"),
-        ("torch and torch_npu", "torch built for CUDA 13.0"),
-    ]
+def test_what_plug_ins_find_is_a_conflict(monkeypatch):
+    told = hookspec.Conflict("a and b", "a 1, b 2", "b 1", "install b 1")
+    monkeypatch.setattr(doctor.registry, "conflicts", lambda: [told])
+    assert conflicts(monkeypatch, ()) == [("a and b", "a 1, b 2")]
+
+
+def test_devices_are_not_asked_for_where_their_package_is_broken(monkeypatch):
+    backend = hookspec.Backend("chip", ("chip",), packages=("torch_chip",))
+    monkeypatch.setattr(doctor.registry, "load_all", lambda: [backend])
+    monkeypatch.setattr(doctor.registry, "implementations", lambda name, op: [])
+    monkeypatch.setattr(doctor.registry, "devices", lambda name: pytest.fail("its module would have been imported"))
+    problems = []
+    bad = Package(name="torch_chip", module="torch_chip", status="broken", detail="no libchip.so")
+    _, devices = doctor._backends(problems, {"torch_chip": bad})
+    assert devices == {}
+    assert [(p.where, p.message) for p in problems] == [("devices of chip", "torch_chip: no libchip.so")]
 
 
 def test_two_tritons_exclude_each_other(monkeypatch):

@@ -103,6 +103,11 @@ def test_composed_is_refused_after_a_native_refusal_unless_fallback_allows_it(to
         assert explain().chosen.implementation.name == "plain"
 
 
+def test_a_native_one_of_another_chip_is_none_here(toy):
+    toy(native("other", supports=Supports(architectures=frozenset({"sm_90"}))), composed("plain"))
+    assert explain().chosen.implementation.name == "plain"
+
+
 def test_portable_fallback_brings_the_portable_backend_in(toy):
     toy(native("picky", supports=Supports(dtypes=frozenset({"bfloat16"}))))
     with hal.use(fallback="portable"):

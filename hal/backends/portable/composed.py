@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from hal.capability import Declares, Implementation
-from hal.op import OPS
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from hal.capability import Declares, Implementation, Supports
+from hal.op import OPS, Args
 
 __all__ = ["IMPLEMENTATIONS"]
+
+# Device types whose ATen computes no float64: torch_npu has no float64 products and sorts, mps no float64 at all.
+_NO_FLOAT64 = frozenset({"npu", "mps"})
+
+
+def _computes(a: Args) -> Iterable[str]:
+    """The device's ATen computes in the dtype."""
+    device_type = next((t.device.type for t in vars(a).values() if isinstance(t, Tensor)), "cpu")
+    held = (t for value in vars(a).values() for t in (value if isinstance(value, list) else [value]))
+    if device_type in _NO_FLOAT64 and any(isinstance(t, Tensor) and t.dtype.itemsize == 8 and t.is_floating_point()
+                                          for t in held):  # fmt: skip
+        yield f"torch's operators for {device_type} compute no float64"
+
 
 IMPLEMENTATIONS = tuple(
     Implementation(
@@ -13,6 +30,7 @@ IMPLEMENTATIONS = tuple(
         name="composed",
         forward=op.reference,
         kind="composed",
+        supports=Supports(where=_computes),
         # run_to_run: as far as ATen obeys torch.use_deterministic_algorithms there, which is what selection
         # asks. No host lengths, no synchronisation, nothing that a capture forbids: the references are
         # plain tensor code.

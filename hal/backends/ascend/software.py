@@ -1,0 +1,128 @@
+"""What must be installed for an Ascend device, and which versions go together: torch, torch_npu and CANN.
+
+Nothing here imports torch_npu: it looks at what is installed, so that it can tell why an import would fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.resources
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hal import settings
+from hal.hookspec import Conflict
+
+__all__ = ["Release", "cann_version", "conflicts", "missing", "present", "releases", "releases_for"]
+
+_INSTALL_INFO = "ascend_*_install.info"
+
+
+class Release(NamedTuple):
+    """A wheel of torch_npu, the torch that it was built for, and the CANN it goes with (its leading numbers)."""
+
+    torch_npu: str
+    torch: str
+    cann: str
+    product: str
+
+
+@lru_cache(maxsize=1)
+def releases() -> tuple[Release, ...]:
+    """The vendor's table, the newest first."""
+    table = importlib.resources.files("hal") / "data" / "ascend" / "versions.json"
+    found: dict[str, Any] = json.loads(table.read_text())
+    return tuple(Release(**row) for row in found["rows"])
+
+
+def releases_for(torch_version: str) -> tuple[Release, ...]:
+    """The rows for a torch, whatever its local version ("2.10.0+cpu")."""
+    release = torch_version.partition("+")[0]
+    return tuple(row for row in releases() if row.torch == release)
+
+
+def cann_version(home: str) -> str | None:
+    """The version of the CANN toolkit whose set_env.sh set ASCEND_HOME_PATH to `home`; None if there is none.
+
+    Read as torch_npu's own collect_env does: from the toolkit's install record.
+    """
+    if not home:
+        return None
+    for record in sorted(Path(home).resolve().glob(f"*/{_INSTALL_INFO}")) or sorted(
+        Path(home).resolve().glob(_INSTALL_INFO)
+    ):
+        told = re.search(r"^version=(\S+)", record.read_text(errors="replace"), re.MULTILINE)
+        if told:
+            return told.group(1)
+    return None
+
+
+def missing(torch_version: str, torch_npu: str | None, cann: str | None, simulated: bool = False) -> str | None:
+    """Why there can be no Ascend device here, and the next step; None if the software is there."""
+    if torch_npu is None:
+        wanted = next(iter(releases_for(torch_version)), None)
+        pair = (
+            f"pip install torch_npu=={wanted.torch_npu} (for torch {wanted.torch}, with CANN {wanted.cann})"
+            if wanted is not None
+            else f"install the torch_npu that was built for torch {torch_version.partition('+')[0]}"
+        )
+        return (
+            f"torch_npu is not installed. On a machine with an Ascend device: {pair}; on any other: "
+            "'hal simulate ascend -- COMMAND' runs torch_npu on a simulated device"
+        )
+    if cann is None and not simulated:
+        return (
+            "torch_npu is installed, but CANN is not to be found: ASCEND_HOME_PATH names no toolkit. Run "
+            "'source /usr/local/Ascend/ascend-toolkit/set_env.sh' (where CANN was installed) first; on a machine "
+            "without a device: 'hal simulate ascend -- COMMAND'"
+        )
+    return None
+
+
+def conflicts(versions: Mapping[str, str], cann: str | None) -> Iterator[Conflict]:
+    """What does not go together. versions: those of torch and, where it is installed, torch_npu."""
+    torch_npu, torch_version = versions.get("torch_npu"), versions["torch"].partition("+")[0]
+    if torch_npu is None:
+        return
+    # 2.10.0.post6 belongs to torch 2.10.0
+    built_for = re.sub(r"\.?(post|rc).*", "", torch_npu)
+    if built_for != torch_version:
+        fitting = [row.torch_npu for row in releases_for(torch_version)]
+        yield Conflict(
+            what="torch and torch_npu",
+            found=f"torch {torch_version}, torch_npu {torch_npu}",
+            wanted="torch_npu built for this torch",
+            remedy=f"pip install torch=={built_for}, or torch_npu {' or '.join(fitting) or torch_version}",
+        )
+    if torch.version.cuda is not None:
+        yield Conflict(
+            what="torch and torch_npu",
+            found=f"torch built for CUDA {torch.version.cuda}",
+            wanted="a CPU build of torch",
+            remedy="keep one environment for CUDA and another for Ascend",
+        )
+    row = next((row for row in releases() if row.torch_npu == torch_npu), None)
+    if cann is None or row is None or (cann + ".").startswith(row.cann + "."):
+        return
+    others = [row.torch_npu for row in releases_for(torch_version) if (cann + ".").startswith(row.cann + ".")]
+    yield Conflict(
+        what="torch_npu and CANN",
+        found=f"torch_npu {torch_npu}, CANN {cann}",
+        wanted=f"CANN {row.cann}",
+        remedy=f"install CANN {row.cann}" + (f", or torch_npu {' or '.join(others)}" if others else ""),
+    )
+
+
+def present() -> tuple[dict[str, str], str | None]:
+    """The versions of torch and torch_npu, and of CANN (None if no toolkit is set up)."""
+    found = {"torch": str(torch.__version__)}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["torch_npu"] = importlib.metadata.version("torch_npu")
+    return found, cann_version(settings.foreign("ASCEND_HOME_PATH"))

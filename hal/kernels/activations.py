@@ -1,0 +1,72 @@
+"""silu_and_mul and gelu_and_mul over the halves of a matrix's rows, forward.
+
+Scope: x is (rows, 2·features), gate then up, with any row stride and a unit last one, float32, float16 or bfloat16;
+the result is (rows, features), contiguous. All arithmetic is float32. Programs take tiles in turn, so any number of
+programs will do; a row may be of any length.
+
+Limits: no float64; forward only.
+
+Floor, s bytes an element: 3s·rows·features bytes, which the kernel meets; 5 flops a result for silu and for gelu by
+erf, 9 by tanh, and up to 5 more for alpha, offset and the clamps of silu.
+
+Shape suffixes: R rows of the tile, F its features.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hal.kernels.tiles import offsets, within
+
+__all__ = ["gelu_and_mul_kernel", "silu_and_mul_kernel"]
+
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+TWICE_SQRT_2_OVER_PI = tl.constexpr(1.5957691216057308)
+
+
+@triton.jit
+def _halves(x, first, x_stride, start, features, mask_RF, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr):
+    """gate and up of a tile, float32."""
+    at_RF = offsets(first, x_stride, start, BLOCK_R, BLOCK_F)
+    gate_RF = tl.load(x + at_RF, mask=mask_RF, other=0.0).to(tl.float32)
+    up_RF = tl.load(x + features + at_RF, mask=mask_RF, other=0.0).to(tl.float32)
+    return gate_RF, up_RF
+
+
+@triton.jit
+def silu_and_mul_kernel(
+    x, y, rows, features, x_stride, limit, alpha, up_offset, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    """y = gate · sigmoid(alpha · gate) · (up + up_offset); gate ≤ limit and |up| ≤ limit first, unless it is None."""
+    across = tl.cdiv(features, BLOCK_F)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, BLOCK_R) * across, tl.num_programs(0)):
+        first, start = tile // across * BLOCK_R, tile % across * BLOCK_F
+        mask_RF = within(first, rows, start, features, BLOCK_R, BLOCK_F)
+        gate_RF, up_RF = _halves(x, first, x_stride, start, features, mask_RF, BLOCK_R, BLOCK_F)
+        if limit is not None:
+            # Chosen by comparison, which is false for NaN: minimum and maximum may drop it.
+            gate_RF = tl.where(gate_RF > limit, limit, gate_RF)
+            up_RF = tl.where(up_RF > limit, limit, up_RF)
+            up_RF = tl.where(up_RF < -limit, -limit, up_RF)
+        y_RF = gate_RF * tl.sigmoid(alpha * gate_RF) * (up_RF + up_offset)
+        tl.store(y + offsets(first, features, start, BLOCK_R, BLOCK_F), y_RF.to(y.dtype.element_ty), mask=mask_RF)
+
+
+@triton.jit
+def gelu_and_mul_kernel(
+    x, y, rows, features, x_stride, TANH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    """y = gelu(gate) · up, by erf or by the tanh approximation."""
+    across = tl.cdiv(features, BLOCK_F)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, BLOCK_R) * across, tl.num_programs(0)):
+        first, start = tile // across * BLOCK_R, tile % across * BLOCK_F
+        mask_RF = within(first, rows, start, features, BLOCK_R, BLOCK_F)
+        gate_RF, up_RF = _halves(x, first, x_stride, start, features, mask_RF, BLOCK_R, BLOCK_F)
+        if TANH:
+            # (1 + tanh z) / 2 = sigmoid 2z, which cancels nowhere and which every backend of Triton has.
+            share_RF = tl.sigmoid((gate_RF + 0.044715 * gate_RF * gate_RF * gate_RF) * TWICE_SQRT_2_OVER_PI)
+        else:
+            share_RF = 0.5 * (1.0 + tl.erf(gate_RF * SQRT_HALF))
+        y_RF = gate_RF * share_RF * up_RF
+        tl.store(y + offsets(first, features, start, BLOCK_R, BLOCK_F), y_RF.to(y.dtype.element_ty), mask=mask_RF)

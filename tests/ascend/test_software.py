@@ -1,0 +1,75 @@
+"""Which software an Ascend device needs: what goes together, what is missing, and the next step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hal.backends.ascend import software
+
+
+@pytest.fixture(autouse=True)
+def _cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+
+
+def found(torch_version: str, torch_npu: str, cann: str | None = None) -> list[tuple[str, str]]:
+    return [(c.what, c.wanted) for c in software.conflicts({"torch": torch_version, "torch_npu": torch_npu}, cann)]
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "torch_npu", "cann"),
+    [
+        ("2.10.0+cpu", "2.10.0.post6", "9.1.0"),
+        ("2.10.0", "2.10.0", "9.0.0"),
+        ("2.12.0", "2.12.0", None),
+        ("2.13.0+cpu", "2.13.0", "9.9.9"),  # not in the table: nothing is known against it
+    ],
+)
+def test_versions_that_go_together(torch_version: str, torch_npu: str, cann: str | None) -> None:
+    assert found(torch_version, torch_npu, cann) == []
+
+
+def test_torch_npu_of_another_torch() -> None:
+    assert found("2.13.0+cpu", "2.12.0.post2") == [("torch and torch_npu", "torch_npu built for this torch")]
+    (conflict,) = software.conflicts({"torch": "2.10.0", "torch_npu": "2.11.0"}, None)
+    assert "torch==2.11.0" in conflict.remedy and "2.10.0.post6" in conflict.remedy
+
+
+def test_a_cuda_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert found("2.12.0", "2.12.0") == [("torch and torch_npu", "a CPU build of torch")]
+
+
+def test_cann_of_another_torch_npu_names_both_ways_out() -> None:
+    (conflict,) = software.conflicts({"torch": "2.10.0", "torch_npu": "2.10.0.post6"}, "9.0.0")
+    assert (conflict.found, conflict.wanted) == ("torch_npu 2.10.0.post6, CANN 9.0.0", "CANN 9.1")
+    assert conflict.remedy == "install CANN 9.1, or torch_npu 2.10.0"
+    assert found("2.10.0", "2.10.0", "9.0.10") == [("torch_npu and CANN", "CANN 9.0.0")]
+
+
+def test_the_table_says_where_it_is_from_and_only_pairs_equal_torches() -> None:
+    assert software.releases()
+    for row in software.releases():
+        assert row.torch_npu.startswith(row.torch)
+
+
+def test_cann_is_read_from_the_toolkits_record(tmp_path: Path) -> None:
+    assert software.cann_version("") is None
+    assert software.cann_version(str(tmp_path)) is None
+    (tmp_path / "x86_64-linux").mkdir()
+    (tmp_path / "x86_64-linux" / "ascend_toolkit_install.info").write_text("package_name=toolkit\nversion=9.1.0\n")
+    assert software.cann_version(str(tmp_path)) == "9.1.0"
+
+
+def test_what_is_missing_comes_with_the_next_step() -> None:
+    without = software.missing("2.12.0+cpu", None, None)
+    assert without is not None and "torch_npu==2.12.0.post2" in without and "hal simulate ascend" in without
+    unknown = software.missing("2.13.0", None, None)
+    assert unknown is not None and "built for torch 2.13.0" in unknown
+    no_cann = software.missing("2.12.0", "2.12.0", None)
+    assert no_cann is not None and "set_env.sh" in no_cann
+    assert software.missing("2.12.0", "2.12.0", None, simulated=True) is None
+    assert software.missing("2.12.0", "2.12.0", "9.1.0") is None
