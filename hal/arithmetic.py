@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["baseline", "compute_dtype", "lossy", "oracle", "oracle_of", "result", "stored", "widen"]
+__all__ = ["baseline", "compute_dtype", "lossy", "oracle", "oracle_of", "result", "smallest_number", "stored", "widen"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +50,16 @@ def _current() -> _Mode:
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which a reference computes on inputs of `dtype`: float32, or float64 for float64 and the oracle."""
     return torch.float64 if dtype is torch.float64 or _current().oracle else torch.float32
+
+
+def smallest_number(dtype: torch.dtype) -> float:
+    """The smallest normal number of what implementations compute in on inputs of `dtype`: of float32, or of float64.
+
+    The oracle, which computes in float64 throughout, gets the same answer.
+    """
+    stands_for = _current().stands_for
+    dtype = stands_for if stands_for is not None and dtype is torch.float64 else dtype
+    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).tiny
 
 
 def widen(t: Tensor) -> Tensor:

@@ -103,3 +103,12 @@ def test_root_links_lead_into_the_package():
         link = ROOT / name
         assert link.is_symlink()
         assert os.readlink(link) == f"hal/{name}"
+
+
+def test_the_example_backend_in_an_environment_of_its_own(installed):
+    example = ROOT / "examples" / "hal-backend-example"
+    pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--quiet", "--no-deps")
+    run(*pip, "--no-index", "--no-build-isolation", example)
+    told = run(installed / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=example / "tests")
+    assert "3 passed" in told
+    assert "example" in run(installed / "hal", "ops")

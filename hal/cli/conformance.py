@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from hal.cli._console import console, line, table
 from hal.cli.fuzz import fuzz
 from hal.cli.kit import kit
 from hal.cli.merge import merge
+from hal.cli.power import power
 from hal.cli.report import report as render
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ app = typer.Typer(no_args_is_help=True, help="Judge implementations against the 
 app.command("fuzz")(fuzz)
 app.command("kit")(kit)
 app.command("merge")(merge)
+app.command("power")(power)
 app.command("report")(render)
 
 _MOST_FAILURES_SHOWN = 20
 _SMALL = 40
-_MOST_WORKERS = 16
 
 
 class SuiteName(StrEnum):
@@ -152,12 +152,13 @@ def run(
 
 
 def _workers(what: Plan) -> int:
+    from hal.conformance.workers import cores
+
     if what.size < _SMALL:
         return 0
     if what.site.target.device != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS)
+    return cores()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from hal.capability import Declares
 from hal.conformance import rules
 from hal.conformance.inputs import Results
 from hal.conformance.rules import Expected, Score
-from hal.conformance.subject import Subject
 
-__all__ = ["loosened", "sampled", "written"]
+if TYPE_CHECKING:
+    from hal.conformance.subject import Subject
+
+__all__ = ["loosened", "sampled", "vacuous", "written"]
 
 
 def written(score: Score, expected: tuple[Expected, ...], y: Results, quotients: dict[str, Tensor]) -> None:
@@ -119,16 +122,21 @@ def _kept(score: Score, subject: Subject, want: Expected, y_BV: Tensor) -> None:
     rules.element_bound(score, judged, y_BV, Declares())
 
 
-def _drawn(score: Score, subject: Subject, want: Expected, id_B: Tensor) -> None:
+class _Drawn(NamedTuple):
+    """How ids compare with the best ones: share_B of the allowance used, 0 for the best and inf for what is dropped."""
+
+    share_B: Tensor
+    gap_B: Tensor
+    allowed_B: Tensor
+    best_B: Tensor
+    dropped_B: Tensor
+
+
+def _compared(subject: Subject, want: Expected, id_B: Tensor) -> _Drawn:
+    """Ids, all of them in the vocabulary, by what they score."""
     from hal.ops.sampling import gumbel
 
-    score.rules.add("R1")
     a = subject.args
-    vocabulary = a.logits.shape[1]
-    if bool(((id_B < 0) | (id_B >= vocabulary)).any()):
-        row = int(((id_B < 0) | (id_B >= vocabulary)).nonzero()[0])
-        score.find("R4", f"ids[{row}] = {int(id_B[row])}, but should lie in 0 … {vocabulary - 1}", "ids")
-        return
     score_BV, keep_BV, doubt_BV = _filtered(subject)
     noise_BV = gumbel(a.seed, a.logits, torch.float64)
     # A token in doubt may be kept or not; whatever the choice, the drawn one beats all that are kept for sure.
@@ -143,19 +151,86 @@ def _drawn(score: Score, subject: Subject, want: Expected, id_B: Tensor) -> None
     at_B = id_B[:, None]
     gap_B = total_BV.gather(-1, best_B[:, None])[:, 0] - total_BV.gather(-1, at_B)[:, 0]
     allowed_B = rules.C * (bound_BV.gather(-1, best_B[:, None])[:, 0] + bound_BV.gather(-1, at_B)[:, 0])
+    kept_B = may_BV.gather(-1, at_B)[:, 0]
     share_B = torch.where(gap_B > 0, gap_B / allowed_B, 0.0)
-    share_B = torch.where(may_BV.gather(-1, at_B)[:, 0], share_B, float("inf"))
+    share_B = torch.where(kept_B, share_B, float("inf"))
     share_B = torch.where(share_B.isnan() & (id_B != want.Y.long()), float("inf"), share_B.nan_to_num(0.0, math.inf))
-    if share_B.numel():
-        score.use(float(share_B.max()))
-    wrong = share_B > 1
+    return _Drawn(share_B, gap_B, allowed_B, best_B, ~kept_B)
+
+
+def _drawn(score: Score, subject: Subject, want: Expected, id_B: Tensor) -> None:
+    score.rules.add("R1")
+    vocabulary = subject.args.logits.shape[1]
+    if bool(((id_B < 0) | (id_B >= vocabulary)).any()):
+        row = int(((id_B < 0) | (id_B >= vocabulary)).nonzero()[0])
+        score.find("R4", f"ids[{row}] = {int(id_B[row])}, but should lie in 0 … {vocabulary - 1}", "ids")
+        return
+    found = _compared(subject, want, id_B)
+    if id_B.numel():
+        score.use(float(found.share_B.max()))
+    wrong = found.share_B > 1
     if wrong.any():
-        row = int(share_B.argmax())
-        why = f"its score is lower by {float(gap_B[row]):.4g}, more than {float(allowed_B[row]):.3g}"
-        if not may_BV[row, id_B[row]]:
+        row = int(found.share_B.argmax())
+        why = f"its score is lower by {float(found.gap_B[row]):.4g}, more than {float(found.allowed_B[row]):.3g}"
+        if found.dropped_B[row]:
             why = "the filters drop it"
         score.find(
             "R1",
-            f"ids[{row}] = {int(id_B[row])}, but should be {int(best_B[row])}: {why} ({int(wrong.sum())} rows)",
+            f"ids[{row}] = {int(id_B[row])}, but should be {int(found.best_B[row])}: {why} ({int(wrong.sum())} rows)",
             "ids",
         )
+
+
+def vacuous(subject: Subject) -> tuple[str, str] | None:
+    """R6: the result on which a call that does nothing, or a shuffled result, would pass, and why; None if none would.
+
+    A case tagged empty is one in which nothing is to be done.
+    """
+    if "empty" in subject.case.tags:
+        return None
+    share = subject.op.accuracy.free_share
+    if subject.op.mutates:
+        told = zip(subject.names, subject.oracle, subject.before, strict=True)
+        found = ((name, _idle(name, Y, held, share)) for name, Y, held in told)
+        return next(((name, why) for name, why in found if why is not None), None)
+    want = subject.expected(Declares())[0]
+    why = _any_id(subject, want, share) if subject.op.name == "top_k_top_p_sample" else _level(want, share)
+    return None if why is None else (want.name, why)
+
+
+def _idle(name: str, Y: Tensor, held: Tensor, share: float) -> str | None:
+    """Of a written tensor: whether it would do to leave it as it was, or to write the same values elsewhere."""
+    Y, held = (t.float() if t.element_size() == 1 else t for t in (Y.to(held.dtype), held))
+    changed = rules.different(Y, held)
+    if not changed.any():
+        return f"a call that leaves {name} as it was would pass"
+    vectors = changed.any(-1)
+    same = float((~changed[vectors]).double().mean())
+    if same > share:
+        return f"a call that leaves {name} as it was would pass on {same:.0%} of what is written"
+    written = Y[vectors].flatten()
+    if written.numel() < rules.FEW:
+        return None
+    shuffled = float((~rules.different(rules.shuffled(written), written)).double().mean())
+    return f"shuffled values would pass on {shuffled:.0%} of what is written to {name}" if shuffled > share else None
+
+
+def _level(want: Expected, share: float) -> str | None:
+    """Of probabilities: whether it would do to give each token that of the one before."""
+    rounding, bound = want.allowance(Declares())
+    same_BV = (want.Y.roll(1, -1) - want.Y).abs() <= rounding + bound
+    passed = float(same_BV.all(-1).double().mean())
+    return f"rotated tokens would pass in {passed:.0%} of the rows of {want.name}" if passed > share else None
+
+
+def _any_id(subject: Subject, want: Expected, share: float) -> str | None:
+    """Of drawn ids: whether it would do to draw 0 everywhere, or to shuffle the rows."""
+    id_B = want.Y.long()
+    tried = {"zeros": torch.zeros_like(id_B)}
+    if id_B.numel() >= rules.FEW:
+        tried["shuffled rows"] = rules.shuffled(id_B)
+    for what, ids in tried.items():
+        passed = float((_compared(subject, want, ids).share_B <= 1).double().mean())
+        if passed > share:
+            return f"{what} would pass in {passed:.0%} of the {id_B.numel()} rows of {want.name}"
+    return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from hal.conformance.bundle import Output, Tensors
 from hal.conformance.candidate import Target
 from hal.conformance.case import Case, find
-from hal.conformance.gradients import GradientTrial
+from hal.conformance.gradients import GradientTrial, gradient_subject
 from hal.conformance.judge import Trial
 from hal.conformance.report import BAD, Report
 from hal.conformance.site import Site
@@ -74,9 +74,16 @@ def digest(t: Tensor) -> str:
 
 
 def inputs_digest(case: Case) -> str:
-    """One digest over all arguments that a case gives to the op, poison included. ArgumentError for an odd recipe."""
+    """One digest over all that a case gives to the op: its arguments, poison included, and the gradients that come in.
+
+    ArgumentError for an odd recipe.
+    """
     total = hashlib.sha256()
-    for name, value in sorted(case.build("cpu").args.items()):
+    given: dict[str, Any] = dict(case.build("cpu").args)
+    if case.gradient:
+        made = gradient_subject(case, lse=False)
+        given |= {f"d_{name}": grad for name, grad in zip(made.op.results, made.upstream, strict=True)}
+    for name, value in sorted(given.items()):
         total.update(f"{name}={_described(value)}\n".encode())
     return total.hexdigest()
 

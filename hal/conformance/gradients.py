@@ -9,7 +9,6 @@ after its argument q.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,17 +24,16 @@ from hal.conformance.candidate import Outcome, Target
 from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Draw, Guarded, Inputs, Results, clone, guard, poisoned
 from hal.conformance.judge import Trial
+from hal.conformance.recent import Recent
 from hal.conformance.rules import Expected
 from hal.conformance.subject import Subject, subject
 from hal.contract import Args
 from hal.errors import TransformError
 
-__all__ = ["GradientSubject", "GradientTrial", "gradient_subject"]
+__all__ = ["GradientSubject", "GradientTrial", "gradient_subject", "recent"]
 
 # Ops whose rows of a fixed result (no visible key, padding, an ignored target) pass nothing on, whatever comes in.
 SILENT = frozenset({"attention", "attention_varlen", "cross_entropy"})
-_KEPT = 4
-_recent: OrderedDict[tuple[str, bool], GradientSubject] = OrderedDict()
 
 
 class GradientSubject(Subject):
@@ -125,16 +123,12 @@ class GradientSubject(Subject):
         return tuple(torch.zeros_like(t) if d is None else d for t, d in zip(leaves, found, strict=True))
 
 
+recent: Recent[GradientSubject] = Recent(4)  # several implementations are judged in turn
+
+
 def gradient_subject(case: Case, lse: bool) -> GradientSubject:
-    """The subject of a case's gradients; the last few are kept, since several implementations are judged in turn."""
-    key = (case.id, lse)
-    if key in _recent:
-        _recent.move_to_end(key)
-        return _recent[key]
-    made = _recent[key] = GradientSubject(case, lse)
-    while len(_recent) > _KEPT:
-        _recent.popitem(last=False)
-    return made
+    """The subject of a case's gradients; `lse`: with a gradient of the lse."""
+    return recent.get((case.id, lse), lambda: GradientSubject(case, lse))
 
 
 @dataclass

@@ -15,6 +15,7 @@ from hal.conformance import discrete, rules
 from hal.conformance.candidate import Outcome, Target
 from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Inputs, Results, Variant, place
+from hal.conformance.replay import graph_of, replayed
 from hal.conformance.rules import Expected, Score
 from hal.conformance.subject import Subject, p_dtype, subject
 from hal.conformance.variants import restrict
@@ -128,6 +129,7 @@ class Trial:
         self._strided(y, expected)
         for variant in self.draft.variants:
             self._variant(variant, y, expected)
+        self._replayed(y, expected)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -143,7 +145,9 @@ class Trial:
 
     def call(self, inputs: Inputs, byte: int = 0xFF, what: str = "") -> Outcome:
         """A call, with R5's look at memory and R8's at exceptions."""
-        outcome = self.ask(inputs, byte)
+        return self._looked_at(self.ask(inputs, byte), inputs, what)
+
+    def _looked_at(self, outcome: Outcome, inputs: Inputs, what: str) -> Outcome:
         if outcome.error is not None:
             name = type(outcome.error).__name__
             told = (
@@ -186,10 +190,17 @@ class Trial:
         rule = self.subject.op.accuracy.rule
         if rule in ("bitwise", "codes") or self.subject.op.mutates:
             discrete.written(self.score, expected, y, self.draft.quotients)
-            return
-        if rule == "sampling":
+        elif rule == "sampling":
             discrete.sampled(self.score, self.subject, expected, y)
-            return
+        else:
+            self._close(expected, y)
+        self.score.rules.add("R6")
+        empty_claim = self.subject.vacuous()
+        if empty_claim is not None:
+            self.score.find("R6", f"the case proves little: {empty_claim[1]}", empty_claim[0])
+
+    def _close(self, expected: tuple[Expected, ...], y: Results) -> None:
+        """R1 to R4 on results that are approximate."""
         for i, (want, got) in enumerate(zip(expected, y, strict=True)):
             if not want.dtype.is_floating_point:
                 rules.bitwise(self.score, "R4", want.name, got, want.Y.to(got.dtype), "as the oracle's", want.judged)
@@ -200,10 +211,6 @@ class Trial:
                 b = self.subject.baseline(p_dtype(self.target.declares, self.case.dtype))[i]
                 rules.against_baseline(self.score, want, got, b, self.closeness)
                 rules.bias(self.score, want, got, b)
-        self.score.rules.add("R6")
-        empty_claim = self.subject.vacuous()
-        if empty_claim is not None:
-            self.score.find("R6", f"the case proves little: {empty_claim[1]}", empty_claim[0])
 
     def _blame_poison(self, expected: tuple[Expected, ...], before: int) -> None:
         """If the failure goes away with zeros for poison, it is the poison's: R5."""
@@ -274,6 +281,17 @@ class Trial:
             else:
                 rules.special_values(self.score, want, second, "R5", f" {what}")
                 rules.element_bound(self.score, want, second, self.target.declares, "R5", what=f" {what}")
+
+    def _replayed(self, y: Results, expected: tuple[Expected, ...]) -> None:
+        """The call as a graph that was captured at other lengths, where the device has graphs."""
+        declares = self.target.declares
+        graph = graph_of(self.device) if declares.capturable and not declares.host_lengths else None
+        if graph is None:
+            return
+        inputs = self.place(self.subject.family.poison(self.case))
+        what = " as a graph captured at other lengths"
+        outcome = self._looked_at(replayed(self.target, graph, inputs), inputs, what)
+        self._agree(outcome, y, expected, False, "", what.strip())
 
     def _variant(self, variant: Variant, y: Results, expected: tuple[Expected, ...]) -> None:
         parts: list[Results] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import tempfile
 import time
@@ -26,6 +25,7 @@ from hal.conformance.html import to_html
 from hal.conformance.markdown import to_markdown
 from hal.conformance.report import Report, Result
 from hal.conformance.site import Site
+from hal.conformance.workers import cores
 from hal.errors import HalError
 from hal.files import write_whole
 
@@ -35,7 +35,6 @@ FORMAT = "hal-kit-results"
 VERSION = 1
 LIMIT = 20_000_000
 """Bytes of the file to send back."""
-_MOST_WORKERS = 16
 _EVERY_S = 10.0
 
 Say = Callable[[str], None]
@@ -136,8 +135,7 @@ def _workers(site: Site) -> int:
     """Never in this process: a crash or a hanging kernel must not take the report along."""
     if site.target.device != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS)
+    return cores()
 
 
 def _progress(say: Say, backend: str) -> runner.Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -12,16 +11,14 @@ from torch import Tensor
 from hal import arithmetic
 from hal.accuracy import Accumulator, unit_roundoff
 from hal.capability import Declares
+from hal.conformance import discrete
 from hal.conformance.case import Case
 from hal.conformance.inputs import Draft, Results, clone
+from hal.conformance.recent import Recent
 from hal.conformance.rules import Expected, vacuous
 from hal.contract import OPS, Args, Op
 
-__all__ = ["Subject", "subject"]
-
-
-_recent: OrderedDict[str, Subject] = OrderedDict()
-_KEPT = 4
+__all__ = ["Subject", "recent", "subject"]
 
 
 class Subject:
@@ -38,6 +35,8 @@ class Subject:
         self._oracle: Results | None = None
         self._baselines: dict[torch.dtype | None, Results] = {}
         self._expected: dict[float, tuple[Expected, ...]] = {}
+        self._weighed = False
+        self._vacuous: tuple[str, str] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,6 +44,11 @@ class Subject:
         if not self.op.mutates:
             return self.op.results
         return tuple(name for name, _ in named(self.op, vars(self.args)))
+
+    @property
+    def before(self) -> Results:
+        """The tensors that the op writes, as they are before the call."""
+        return tuple(t for _, t in named(self.op, vars(self.args)))
 
     @property
     def oracle(self) -> Results:
@@ -96,8 +100,15 @@ class Subject:
 
     def vacuous(self) -> tuple[str, str] | None:
         """R6: the result on which zeros or a shuffled result would pass, and why; None for a case that proves."""
-        if self.op.accuracy.rule != "bound" or "special" in self.case.tags or self.draft.raises is not None:
+        if not self._weighed:
+            self._weighed, self._vacuous = True, self._found_vacuous()
+        return self._vacuous
+
+    def _found_vacuous(self) -> tuple[str, str] | None:
+        if "special" in self.case.tags or self.draft.raises is not None:
             return None
+        if self.op.accuracy.rule != "bound" or self.op.mutates:
+            return discrete.vacuous(self)
         for want in self.expected(Declares()):
             why = vacuous(want, self.op.accuracy.free_share)
             if why is not None:
@@ -122,17 +133,12 @@ class Subject:
         return results(self.op, arguments, public)
 
 
+recent: Recent[Subject] = Recent(4)  # several implementations are judged in turn
+
+
 def subject(case: Case) -> Subject:
-    """The subject of a case; the last few are kept, since several implementations are judged in turn."""
-    key = f"{case.id}"
-    if key in _recent:
-        _recent.move_to_end(key)
-        return _recent[key]
-    made = Subject(case)
-    _recent[key] = made
-    while len(_recent) > _KEPT:
-        _recent.popitem(last=False)
-    return made
+    """The subject of a case."""
+    return recent.get(case.id, lambda: Subject(case))
 
 
 def named(op: Op, arguments: dict[str, Any]) -> list[tuple[str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections import deque
@@ -16,6 +17,13 @@ from typing import Any
 from hal.errors import HalError
 
 Judge = Callable[[Any], Any]
+MOST = 16
+
+
+def cores() -> int:
+    """How many processes are worth having here."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, MOST)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Errors of a dot product of n terms grow like g(n) = sqrt(n)·eps. A logit s_j = scale·q·k_j carries
 e_j = scale·sqrt(D)·eps·Σ|q||k_j| + 4·eps (exponential, maximum) + eps·|bias|; the cap adds 2·eps·cap and damps
-what comes before it by no more than 1. To first order a change of the logits moves o by Σp e|v| + (Σp e)|o|;
+what comes before it by no more than 1. A bias too large for its logit to be told beside it has a bound of its own
+(`_beside_bias`). To first order a change of the logits moves o by Σp e|v| + (Σp e)|o|;
 rounding P to its declared dtype adds u_p·sqrt(Σp²v²), errors of independent sign; summation adds g(n)·Σp|v| over
 the n visible keys. The log-sum-exp moves by Σp e + g(n) + eps·|max|.
 
@@ -11,6 +12,7 @@ Shape letters as in `_attention_core`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,7 +98,8 @@ def gradient_bound(
     δ_i = u_o·sqrt(Σdo²o²) + u_p·sqrt(Σ_d do²·Σ_j p²v²) is the error of the row's Σ do·o and of dP. To first order
     a logit's error e moves p_j by p_j(e_j − Σp e), which is the float32 term of each gradient. A gradient into the
     log-sum-exp joins dS as p·dlse. dS before the cap's slope is the gradient of the bias, summed over the axes that
-    the mask broadcasts, with g(terms); −p_sink(Σ do·o − dlse), summed over the rows, is that of a sink.
+    the mask broadcasts, with g(terms); −p_sink(Σ do·o − dlse), summed over the rows, is that of a sink;
+    the δ of its rows are independent and add up as sqrt(Σ(p_sink·δ)²), as they do in dk.
     """
     B, S, H, _ = q_BSHD.shape
     L, K = k_BLKD.shape[1:3]
@@ -115,6 +118,7 @@ def gradient_bound(
     dq_parts = []
     squares_k, squares_v = zeros[1].transpose(1, 2).clone(), zeros[2].transpose(1, 2).clone()
     delta_k, linear_k, linear_v = squares_k.clone(), squares_k.clone(), squares_v.clone()
+    squares_sinks = q_BSHD.new_zeros(H)
     merged = 1.0 if mask is None else B * H * S * L / max(mask.numel(), 1)
     for start, stop in chunks(B, H, S, L):
         q_BRHD, do_BRHE, o_BRHE = (t[:, start:stop] for t in (q_BSHD, do_BSHE, o_BSHE))
@@ -144,8 +148,9 @@ def gradient_bound(
         if sinks_E is not None and sinks_H is not None and c.sink_BHR1 is not None:
             into = (from_lse - row_BHR1).abs()
             relative = e_bar + 4 * acc.eps + grow_L + (B * S) ** 0.5 * acc.eps
-            error = c.sink_BHR1 * (into * relative + row_moves + delta_BHR1 + summed * absolute_row)
+            error = c.sink_BHR1 * (into * relative + row_moves + summed * absolute_row)
             sinks_E += error.sum((0, 2, 3))
+            squares_sinks = squares_sinks + (c.sink_BHR1 * delta_BHR1).square().sum((0, 2, 3))
         if c.slope_BHRL is not None:
             ds, own = ds * c.slope_BHRL, own * c.slope_BHRL.abs() + 4 * acc.eps * ds.abs()
             p_slope = p * c.slope_BHRL.abs()
@@ -161,6 +166,7 @@ def gradient_bound(
         linear_v += _back(p * (grow_n + c.e_BHRL + e_bar), do_BKME.abs(), K)
     dk = factor * (acc.u_p * squares_k.sqrt() + delta_k.sqrt() + linear_k)
     dv = acc.u_p * squares_v.sqrt() + linear_v
+    sinks_E = None if sinks_E is None else sinks_E + squares_sinks.sqrt()
     return GradientBounds(torch.cat(dq_parts, 1), dk.transpose(1, 2), dv.transpose(1, 2), bias_E, sinks_E)
 
 
@@ -205,20 +211,41 @@ def _probabilities(
     total = total.masked_fill(total == 0, 1.0)
     p_BHRL = weight / total
     sink_BHR1 = None if sinks_H is None else torch.exp(sinks_H[:, None, None] - chunk.top_BHR1) / total
+    raw_BHRL = (grouped(q_BRHD, K) @ k_BLKD.permute(0, 2, 3, 1)).reshape(B, H, R, L) * scale
     products = (grouped(q_BRHD.abs(), K) @ k_BLKD.abs().permute(0, 2, 3, 1)).reshape(B, H, R, L)
     e_BHRL = abs(scale) * D**0.5 * acc.eps * products + 4 * acc.eps
     slope = None
     if softcap is not None:
         e_BHRL = e_BHRL + 2 * acc.eps * softcap
-        raw = (grouped(q_BRHD, K) @ k_BLKD.permute(0, 2, 3, 1)).reshape(B, H, R, L) * scale
-        slope = 1 - torch.tanh(raw / softcap).square()
+        tanh = torch.tanh(raw_BHRL / softcap)
+        slope, raw_BHRL = 1 - tanh.square(), softcap * tanh
     bias = sight.bias(*rows, n_queries, q_BRHD.dtype)
     if bias is not None:
-        e_BHRL = e_BHRL + acc.eps * bias.abs()
+        if sinks_H is None:
+            e_BHRL = e_BHRL + _beside_bias(acc.eps, bias, raw_BHRL, chunk.visible)
+        else:
+            e_BHRL = e_BHRL + acc.eps * bias.abs()
     # Where nothing is visible p is 0: keep an error that is Inf or NaN there out of the sums.
     e_BHRL = e_BHRL.masked_fill(~chunk.visible, 0.0)
     seen_BHR1 = chunk.visible.expand(*chunk.visible.shape[:3], L).sum(-1, keepdim=True).clamp(min=1)
     return _Chunk(p_BHRL, e_BHRL, seen_BHR1.to(p_BHRL.dtype).sqrt() * acc.eps, chunk.top_BHR1, slope, sink_BHR1)
+
+
+def _beside_bias(eps: float, bias: Tensor, s_BHRL: Tensor, visible: Tensor) -> Tensor:
+    """What a bias b adds to the error of its logit s: eps·|b|, or 2|s| where that is less and says something.
+
+    A sum s + b is rounded by at most |s|, since b itself is a number that it may be rounded to: two roundings of it,
+    the candidate's and the oracle's, are at most 2|s| apart, however large b. What b itself errs by, in another
+    dtype or times log2(e), is the same for equal biases and cancels in the quotient, if no sink stands beside. So
+    2|s| holds where b is the largest of its row, whose own error goes to the others. With e = 2|s| ≤ 1/2 throughout a
+    row, p moves by a factor of at most exp(2e), which the first order's 1 + 2e falls short of by no more than 1.72;
+    in other rows eps·|b| is left.
+    """
+    error = eps * bias.abs()
+    top = torch.where(visible, bias, -math.inf).amax(-1, keepdim=True)
+    slight = s_BHRL.abs().masked_fill(~visible, 0.0).amax(-1, keepdim=True) <= 0.25
+    told = torch.where(bias == top, torch.minimum(error, 2 * s_BHRL.abs()), error + eps * top.abs())
+    return torch.where(slight, told, error)
 
 
 def _times(weights_BHRL: Tensor, x_BKLE: Tensor) -> Tensor:

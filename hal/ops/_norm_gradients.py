@@ -1,6 +1,6 @@
 """Derived error bounds of the gradients of the norms, in float64.
 
-With r = 1 / sqrt(mean + eps), x̂ the normed value and g = dy·w:
+With r = 1 / sqrt(mean + eps), eps at least the smallest normal number, x̂ the normed value and g = dy·w:
 
     dx = r(g − [mean g] − x̂·mean(g·x̂)), dw = Σ dy·x̂, db = Σ dy, the sums over the rows, [mean g] for layer_norm.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hal.accuracy import Accumulator, growth
+from hal.accuracy import Accumulator, growth, smallest_normal
 from hal.arithmetic import stored
 from hal.contract import Args
 
@@ -29,7 +29,7 @@ C = 4.0  # what conformance multiplies E with: a step in storage is not a multip
 
 def rms_gradient_bound(x_TF: Tensor, a: Args, dy_TF: Tensor, acc: Accumulator) -> tuple[Tensor, Tensor]:
     """E of the gradients of x_TF, which is what is normed, and of the weight."""
-    rstd_T1 = torch.rsqrt(x_TF.square().mean(-1, keepdim=True) + a.eps)
+    rstd_T1 = torch.rsqrt(x_TF.square().mean(-1, keepdim=True) + max(a.eps, smallest_normal(acc)))
     normed_TF = x_TF * rstd_T1
     relative = growth(x_TF.shape[-1], acc) + 4 * acc.eps
     scale_F, doubt_F = torch.ones_like(x_TF[..., :1]), torch.zeros_like(x_TF[..., :1])
@@ -55,7 +55,7 @@ def layer_gradient_bound(a: Args, dy_TF: Tensor, acc: Accumulator) -> tuple[Tens
     """E of the gradients of x, weight and bias."""
     features = a.x.shape[-1]
     centred_TF = a.x - a.x.mean(-1, keepdim=True)
-    rstd_T1 = torch.rsqrt(centred_TF.square().mean(-1, keepdim=True) + a.eps)
+    rstd_T1 = torch.rsqrt(centred_TF.square().mean(-1, keepdim=True) + max(a.eps, smallest_normal(acc)))
     normed_TF = centred_TF * rstd_T1
     g_TF = dy_TF if a.weight is None else dy_TF * a.weight
     relative = growth(features, acc) + 4 * acc.eps

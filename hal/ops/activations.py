@@ -81,6 +81,17 @@ def _silu_halves(a: Args, x: Tensor) -> tuple[Tensor, Tensor]:
     return gate, up + a.up_offset
 
 
+def _never_zero(activated: Tensor, gate: Tensor) -> Tensor:
+    """The activated gate, which is 0 for a gate of 0 alone.
+
+    What rounds to 0 becomes as little as the bounds leave open, so that times an infinite up it is not NaN, whatever
+    the accumulator. Its derivative stays what it was.
+    """
+    info = torch.finfo(activated.dtype)
+    least = torch.copysign((gate.detach().abs() * info.tiny).clamp(min=info.tiny * info.eps), gate.detach())
+    return activated + torch.where((activated == 0) & (gate != 0), least, 0.0)
+
+
 def _finite(error: Tensor) -> Tensor:
     # Where Y is NaN or Inf there is no error to bound: R4 judges those positions.
     return torch.where(error.isfinite(), error, 0.0)
@@ -147,12 +158,13 @@ def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, u
 
     ``limit`` first clamps gate to at most limit and up to −limit … limit. The defaults are Llama's gated
     unit (Shazeer 2020); gpt-oss has limit 7, alpha 1.702, up_offset 1. All in float32 (float64 for
-    float64), rounded once.
+    float64), rounded once. An infinite up gives Inf of the sign of gate·up for every finite gate but 0,
+    however little is left of the gate; 0·Inf and gate = −Inf give NaN.
 
     x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError, and
     ArgumentError for a limit that is not positive or other numbers that are not finite."""
     gate, up = _silu_halves(Args(limit=limit, up_offset=up_offset), widen(x))
-    return result(gate * torch.sigmoid(alpha * gate) * up, x.dtype).contiguous()
+    return result(_never_zero(gate * torch.sigmoid(alpha * gate), gate) * up, x.dtype).contiguous()
 
 
 def _gelu_pack(x: Tensor, *, approximate: str = "none") -> tuple[Any, ...]:
@@ -232,7 +244,8 @@ def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
     """y = gelu(gate) · up, with gate, up = the halves of x's last axis (GeGLU).
 
     ``approximate="none"``: gelu(g) = g/2 · (1 + erf(g/√2)); ``"tanh"``: g/2 · (1 + tanh(√(2/π)(g + 0.044715
-    g³))), as in Hendrycks and Gimpel 2016. In float32 (float64 for float64), rounded once.
+    g³))), as in Hendrycks and Gimpel 2016. In float32 (float64 for float64), rounded once. Infinite values as in
+    ``silu_and_mul``.
 
     x: (…, 2F), any float. Result: (…, F), dtype of x. Raises ShapeError (odd last axis), DtypeError and
     ArgumentError."""
@@ -241,4 +254,4 @@ def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
         twice_share = 1 + torch.erf(gate * math.sqrt(0.5))
     else:
         twice_share = 1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate))
-    return result(0.5 * gate * twice_share * up, x.dtype).contiguous()
+    return result(_never_zero(0.5 * gate * twice_share, gate) * up, x.dtype).contiguous()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.accuracy import Accumulator, Accuracy, growth
+from hal.accuracy import Accumulator, Accuracy, growth, smallest_normal
+from hal.arithmetic import smallest_number
 from hal.errors import ArgumentError, ShapeError
 from hal.op import Args, Cost, Meta, Traits, compute_dtype, dtype_name, op, result, stored, widen
 from hal.ops._checks import check_floating, check_number, check_same_device, check_same_dtype, check_shape
@@ -65,6 +66,11 @@ def _cost_rms(a: Args) -> Cost:
     return Cost(flops=4 * a.x.numel(), bytes=2 * size + _parameter_bytes(a.weight))
 
 
+def _eps(a: Args, dtype: torch.dtype) -> float:
+    """eps, of which the smallest normal number is the least: squares may vanish, their root may not."""
+    return max(float(a.eps), smallest_number(dtype))
+
+
 def _rstd(x_TF: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(x_TF.square().mean(-1) + eps)
 
@@ -80,7 +86,7 @@ def _root(x_TF: Tensor, eps: float) -> Tensor:
 
 def _rms_scaled(x_TF: Tensor, a: Args, dtype: torch.dtype) -> Tensor:
     """The norm of x (in its compute dtype), scaled; `dtype` is what the results are stored in."""
-    normed_TF = x_TF / _root(x_TF, a.eps)
+    normed_TF = x_TF / _root(x_TF, _eps(a, dtype))
     if a.round_before_weight:
         normed_TF = stored(normed_TF, dtype)
     if a.weight is None:
@@ -92,7 +98,7 @@ def _rms_scaled(x_TF: Tensor, a: Args, dtype: torch.dtype) -> Tensor:
 def _rms_error(x_TF: Tensor, a: Args, y_TF: Tensor, acc: Accumulator) -> Tensor:
     relative = growth(x_TF.shape[-1], acc) + 4 * acc.eps
     error_TF = relative * y_TF.abs()
-    normed_TF = x_TF * _rstd(x_TF, a.eps).unsqueeze(-1)
+    normed_TF = x_TF * _rstd(x_TF, max(a.eps, smallest_normal(acc))).unsqueeze(-1)
     if a.weight is not None and a.weight_offset:
         error_TF = error_TF + acc.eps * (normed_TF * a.weight).abs()
     dtype = acc.dtype
@@ -128,7 +134,8 @@ RMS_NOTES = (
     "The mean of F squares carries g(F), halved by the root, the mean's division, eps and the root 2ε; the "
     "products with x and with the weight and the sum of weight and offset ε each; where there is an offset, a "
     "float64 weight may be rounded before that sum, ε|x̂||weight|. With round_before_weight in a 16-bit dtype a "
-    "value within that error of a tie may be stored one step off, which the weight multiplies. Gradients: derived in "
+    "value within that error of a tie may be stored one step off, which the weight multiplies. Squares that underflow "
+    "err by 2⁻¹⁵⁰ beside an eps of 2⁻¹²⁶ or more, under ε. Gradients: derived in "
     "hal.ops._norm_gradients."
 )
 
@@ -152,7 +159,7 @@ RMS_NOTES = (
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight"),
     grad=("x", "weight"),
     stats=("rstd",),
-    compute_stats=lambda a, outs: (_rstd(widen(a.x), a.eps),),
+    compute_stats=lambda a, outs: (_rstd(widen(a.x), _eps(a, a.x.dtype)),),
 )
 def rms_norm(
     x: Tensor,
@@ -167,10 +174,11 @@ def rms_norm(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 
     Args:
-        x: (…, F), floating. Any strides. weight: (F,), any floating dtype; None = no scaling. eps: added to
-        the mean square, 0 or more. weight_offset: added to the weight in float32; 1 is Gemma's.
-        round_before_weight: False scales in float32 and rounds once; True rounds the normed value to x's
-        dtype and
+        x: (…, F), floating. Any strides. weight: (F,), any floating dtype; None = no scaling.
+        eps: added to the mean square, 0 or more. Less than the smallest normal number of float32, 2⁻¹²⁶ (of float64
+            for float64, 2⁻¹⁰²²), counts as that: so a row of zeros is 0, and one whose squares underflow is small.
+        weight_offset: added to the weight in float32; 1 is Gemma's.
+        round_before_weight: False scales in float32 and rounds once; True rounds the normed value to x's dtype and
             multiplies in that dtype (Llama in transformers, vLLM).
 
     Returns:
@@ -264,7 +272,7 @@ def _gradient_bound_add_rms(
     features=("weight", "mixed_weight_dtype", "weight_offset", "round_before_weight", "round_residual"),
     grad=("x", "residual", "weight"),
     stats=("rstd",),
-    compute_stats=lambda a, outs: (_rstd(_sum(a.x, a.residual, a.round_residual)[0], a.eps),),
+    compute_stats=lambda a, outs: (_rstd(_sum(a.x, a.residual, a.round_residual)[0], _eps(a, a.x.dtype)),),
 )
 def add_rms_norm(
     x: Tensor,
@@ -320,8 +328,8 @@ def _moments(x_TF: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 def _bound_layer(a: Args, results: tuple[Tensor, ...], acc: Accumulator) -> tuple[Tensor, ...]:
     y_TF, g = results[0], growth(a.x.shape[-1], acc)
-    _, _, rstd_T = _moments(a.x, a.eps)
-    shift_TF = (rstd_T * g * a.x.abs().mean(-1)).unsqueeze(-1)
+    _, _, rstd_T = _moments(a.x, max(a.eps, smallest_normal(acc)))
+    shift_TF = (rstd_T * (g * a.x.abs().mean(-1) + smallest_normal(acc) * acc.eps)).unsqueeze(-1)
     if a.weight is not None:
         shift_TF = shift_TF * a.weight.abs()
     if a.bias is None:
@@ -349,15 +357,15 @@ def _gradient_bound_layer(
     accuracy=Accuracy(
         bound=_bound_layer,
         gradient_bound=_gradient_bound_layer,
-        notes="The mean errs by g(F)·mean|x|, which rstd and the weight multiply; as a shift common to a "
-        "row it changes the variance in second order only. The variance is a mean of F squares, g(F); "
-        "difference, root and products 4ε of Y − b; the last sum ε|Y| ≤ ε|Y − b| + ε|b|. Gradients: derived in "
-        "hal.ops._norm_gradients.",
+        notes="The mean errs by g(F)·mean|x|, and by 2⁻¹⁵⁰ where it has no digits left, which rstd and the weight "
+        "multiply; as a shift common to a row it changes the variance in second order only. The variance is a mean of "
+        "F squares, g(F); difference, root and products 4ε of Y − b; the last sum ε|Y| ≤ ε|Y − b| + ε|b|. Gradients: "
+        "derived in hal.ops._norm_gradients.",
     ),
     features=("weight", "bias", "mixed_weight_dtype", "mixed_bias_dtype"),
     grad=("x", "weight", "bias"),
     stats=("mean", "rstd"),
-    compute_stats=lambda a, outs: _moments(widen(a.x), a.eps)[1:],
+    compute_stats=lambda a, outs: _moments(widen(a.x), _eps(a, a.x.dtype))[1:],
 )
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Layer norm over the last axis: (x − mean) / sqrt(var + eps) · weight + bias.
@@ -368,7 +376,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         x: (…, F), floating. Any strides.
         weight: (F,), any floating dtype; None = no scaling.
         bias: (F,), any floating dtype; None = no shift.
-        eps: added to the variance, 0 or more.
+        eps: added to the variance, 0 or more; the least that counts is that of ``rms_norm``.
 
     Returns:
         (…, F), dtype of x, contiguous; computed in float32 (float64 for float64) and rounded once.
@@ -381,7 +389,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     """
     x_TF = widen(x)
     centred_TF = x_TF - x_TF.mean(-1, keepdim=True)
-    y_TF = centred_TF / _root(centred_TF, eps)
+    y_TF = centred_TF / _root(centred_TF, _eps(Args(eps=eps), x.dtype))
     if weight is not None:
         y_TF = y_TF * weight.to(y_TF.dtype)
     if bias is not None:

@@ -14,7 +14,7 @@ from hal.cli import app
 from hal.op import OPS
 
 COMMANDS = (
-    ["devices"], ["ops"], ["explain"], ["doctor"], ["conformance", "run"], ["generate"],
+    ["devices"], ["ops"], ["explain"], ["doctor"], ["conformance", "run"], ["conformance", "power"], ["generate"],
 )  # fmt: skip
 
 

@@ -381,3 +381,13 @@ def test_a_case_about_gradients_has_the_gradients_for_results():
     made = recorded(ids=(case.id,), implementations=("reference",))
     (verdict,) = made.manifest.cases[0].verdicts
     assert [output.name for output in verdict.outputs] == ["d_x"]
+
+
+def test_the_digest_of_a_gradient_case_holds_the_gradients_that_come_in(monkeypatch):
+    case = next(case for case in cases("softmax") if case.gradient)
+    before = evidence.inputs_digest(case)
+    assert evidence.inputs_digest(case) == before
+    made = evidence.gradient_subject(case, lse=False)
+    monkeypatch.setattr(made, "upstream", tuple(grad * 2 for grad in made.upstream))
+    monkeypatch.setattr(evidence, "gradient_subject", lambda case, lse: made)
+    assert evidence.inputs_digest(case) != before

@@ -18,6 +18,7 @@ from hal.conformance.case import cases
 from hal.conformance.cases import families, family
 from hal.conformance.judge import judge
 from hal.contract import OPS
+from hal.errors import UnsupportedError
 from hal.hookspec import hookimpl
 
 
@@ -218,3 +219,18 @@ def test_a_device_that_cannot_hold_a_dtype_makes_its_cases_unsupported(monkeypat
     verdict = judge(family("rms_norm").case("float64", "grid", F=32), reference("rms_norm"))
     assert verdict.status == "unsupported"
     assert verdict.reasons == ("cpu cannot hold the inputs: Cannot convert to float64: the device has none",)
+
+
+def test_a_detour_through_a_request_that_is_declared_unsupported_is_left_out() -> None:
+    case = family("attention").case("float32", "edge", S=9, L=30)
+    op = OPS["attention"]
+
+    def without_bias(**a: Any) -> Any:
+        if a["mask"] is not None and a["mask"].is_floating_point():
+            raise UnsupportedError("a bias was asked for")
+        return op.reference(**a)
+
+    honest = Supports(features=frozenset(op.features) - {"bias"})
+    assert judge(case, Implementation("attention", "honest", without_bias, supports=honest)).status == "passed"
+    boastful = judge(case, Implementation("attention", "boastful", without_bias))
+    assert boastful.status == "failed" and {finding.rule for finding in boastful.findings} == {"R8"}

@@ -1,202 +1,115 @@
-"""The quick suite rejects implementations that break one convention each, in every dtype where that shows."""
+"""The proof of power: its mutants cover the contract, and it fails when one survives or a case proves nothing.
+
+That no mutant survives is shown by `hal conformance power` itself, which CI runs beside these tests.
+"""
 
 from __future__ import annotations
 
-import functools
-import math
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from faulty import after, before, reference
-from torch import Tensor
+from typer.testing import CliRunner
 
-from hal.conformance.case import Case, cases
-from hal.conformance.judge import judge
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-HALVES = ("bfloat16", "float16")
-SHARED = ("attention", "attention_varlen", "paged_attention")
-SAMPLERS = ("top_k_top_p_probs", "top_k_top_p_sample")
-CACHES = ("paged_attention", "gather_kv_cache", "write_kv_cache")
-
-Arguments = dict[str, Any]
-Fault = Callable[[str], Callable[..., Any]]
+from hal.cli import app
+from hal.conformance import power
+from hal.conformance.case import cases
+from hal.conformance.mutants import Mutant, mutants
+from hal.conformance.mutants.conventions import CONVENTIONS, GRADIENTS
+from hal.conformance.mutants.mutant import DTYPES, after, reference, weaker
+from hal.conformance.subject import Subject
+from hal.contract import OPS
 
 
-def told(**changes: Any) -> Fault:
-    """Arguments that are not heeded."""
-    return lambda op: before(op, lambda a: changes)
+def planted(monkeypatch: pytest.MonkeyPatch, *found: Mutant) -> None:
+    monkeypatch.setattr(power, "mutants", lambda: found)
 
 
-def given(change: Callable[[Arguments], Arguments]) -> Fault:
-    """Arguments that are taken for others."""
-    return lambda op: before(op, change)
+def mutant(make: Callable[[float], Any], **how: Any) -> Mutant:
+    return Mutant("softmax", "planted", "softmax", make, **how)
 
 
-def found(change: Callable[[Any, Arguments], Any]) -> Fault:
-    """Results that are spoilt."""
-    return lambda op: after(op, change)
+def test_every_convention_has_a_mutant_in_every_operator_that_it_touches() -> None:
+    for listed, gradient in ((CONVENTIONS, False), (GRADIENTS, True)):
+        wanted = {(convention, op) for convention, ops in listed.items() for op in ops}
+        there = {(mutant.convention, mutant.op) for mutant in mutants() if mutant.gradient is gradient}
+        assert wanted - there == set()
+        assert there - wanted == set()
 
 
-def with_lse(change: Callable[[Tensor, Tensor, Arguments], tuple[Tensor, Tensor]]) -> Fault:
-    """Attention's results, spoilt where there is an lse."""
-    return found(lambda r, a: change(*r, a) if isinstance(r, tuple) else r)
+def test_every_operator_of_the_contract_has_mutants_and_every_differentiable_one_in_its_gradients() -> None:
+    assert {mutant.op for mutant in mutants()} == {op for op in OPS if cases(op)}
+    assert {mutant.op for mutant in mutants() if mutant.gradient} == {name for name, op in OPS.items() if op.grad}
 
 
-def zero_unbounded(a: Arguments) -> Arguments:
-    return {"window": a["window"] and tuple(count or None for count in a["window"])}
+def test_names_are_unique_and_invisible_ones_are_derived() -> None:
+    names = [(mutant.op, mutant.gradient, mutant.name) for mutant in mutants()]
+    assert len(set(names)) == len(names)
+    for mutant in mutants():
+        assert set(mutant.invisible) < set(DTYPES)
+        assert all(len(why) > 20 for why in mutant.invisible.values())
 
 
-def right_unbounded(a: Arguments) -> Arguments:
-    return {"window": a["window"] and (a["window"][0], None)}
+def test_a_mutant_that_no_case_kills_fails_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, mutant(lambda strength: reference("softmax")))
+    report = power.prove(("softmax",))
+    assert [cell.status for cell in report.cells] == ["survived"] * 4
+    assert report.exit_status() == 1 and report.bad == report.cells
 
 
-def of_v(a: Arguments) -> Arguments:
-    v = a["v_cache"] if "v_cache" in a else a["v"]
-    return {"scale": v.shape[-1] ** -0.5 if a["scale"] is None else a["scale"]}
+def test_a_kill_names_its_case_and_rule_and_a_graded_fault_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    (off,) = weaker("softmax", "values are off", "softmax", lambda op, s: after(op, lambda y, a: y * (1 + s)), 2.0**-6)
+    planted(monkeypatch, off)
+    report = power.prove(("softmax",), strength=True)
+    assert report.exit_status() == 0
+    for cell in report.cells:
+        assert cell.status == "killed" and cell.rule == "R1" and cell.case is not None and cell.dtype in cell.case
+        # bfloat16 holds 8 bits: a fault below its rounding cannot be told from it
+        assert cell.floor is not None and 2.0**-50 < cell.floor <= 2.0**-6
+        assert cell.finding is not None and cell.case in cell.finding
+    floors = {cell.dtype: cell.floor for cell in report.cells}
+    assert floors["float64"] < floors["float32"] < floors["float16"] <= floors["bfloat16"]
+    seen = [sight.weakest for sight in report.sights if sight.dtype == "float32" and sight.weakest is not None]
+    assert min(seen) == floors["float32"]
 
 
-def capped_sinks(a: Arguments) -> Arguments:
-    cap, sinks = a["softcap"], a["sinks"]
-    return {} if cap is None or sinks is None else {"sinks": cap * torch.tanh(sinks / cap)}
+def test_one_that_is_marked_invisible_and_is_seen_fails_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, mutant(lambda strength: after("softmax", lambda y, a: y * 2), invisible={"float16": "so"}))
+    report = power.prove(("softmax",))
+    assert {cell.dtype: cell.status for cell in report.cells} == {
+        "float64": "killed", "float32": "killed", "bfloat16": "killed", "float16": "misjudged"
+    }  # fmt: skip
+    assert report.exit_status() == 1
 
 
-def exponentials_overflow(o: Tensor, lse: Tensor, a: Arguments) -> tuple[Tensor, Tensor]:
-    """No maximum is taken out, of the scores or of the sinks."""
-    lost = lse.exp().isinf()
-    heads = lost.transpose(1, 2) if o.ndim == 4 else lost
-    return o.masked_fill(heads[..., None], math.nan), lse.masked_fill(lost, math.inf)
+def test_one_that_is_invisible_by_derivation_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, mutant(lambda strength: reference("softmax"), invisible=dict.fromkeys(DTYPES, "honest")))
+    report = power.prove(("softmax",))
+    assert {cell.status for cell in report.cells} == {"invisible"} and report.exit_status() == 0
 
 
-def floor_masks(a: Arguments) -> Arguments:
-    mask = a["mask"]
-    return {} if mask is None or mask.dtype is torch.bool else {"mask": mask.masked_fill(mask < -1e4, -math.inf)}
+def test_a_case_that_proves_too_little_convicts_nobody_and_fails_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, mutant(lambda strength: after("softmax", lambda y, a: y * 2)))
+    monkeypatch.setattr(Subject, "vacuous", lambda self: ("y", "zeros would pass"))
+    report = power.prove(("softmax",))
+    assert report.exit_status() == 1 and report.suspects
+    assert {suspect.status for suspect in report.suspects} == {"mistrusted"}
+    assert "zeros would pass" in report.suspects[0].findings[0]
 
 
-def bias_stops_causal(a: Arguments) -> Arguments:
-    return {"causal": a["causal"] and (a["mask"] is None or a["mask"].dtype is torch.bool)}
+def test_the_command_prints_the_table_and_writes_the_whole(tmp_path: Path) -> None:
+    path = tmp_path / "power.json"
+    done = CliRunner().invoke(app, ["conformance", "power", "--op", "softmax", "--workers", "0", "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(path.read_text())
+    assert report["format"] == "hal-conformance-power" and report["ops"] == ["softmax"]
+    killed = [cell for cell in report["cells"] if cell["status"] == "killed"]
+    assert all(cell["case"] in done.output for cell in killed)
+    assert "detection floor" in done.output and "0 bad" in done.output
 
 
-def last_key_lost(a: Arguments) -> Arguments:
-    return {name: a[name][:, :-1] for name in ("k", "v")} if a["k"].shape[1] > 4096 else {}
-
-
-def scale_of_first_head(a: Arguments) -> Arguments:
-    return {name: a[name][0] for name in ("k_scale", "v_scale") if a[name] is not None and a[name].ndim}
-
-
-def ties_away_from_zero(a: Arguments) -> Arguments:
-    return {"k": a["k"].double() * (1 + 2.0**-30)} if a["k_cache"].dtype.itemsize == 1 else {}
-
-
-def one_by_one_backwards(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    for cache in (*k_caches, *v_caches):
-        for s, d in reversed(list(zip(src.tolist(), dst.tolist(), strict=True))):
-            cache[d] = cache[s].clone()
-
-
-def last_id_of_lost_rows(ids: Tensor, a: Arguments) -> Tensor:
-    return torch.where(a["logits"].isfinite().any(-1), ids, a["logits"].shape[1] - 1)
-
-
-def ties_to_the_highest(op: str) -> Callable[..., Any]:
-    @functools.wraps(reference(op))
-    def call(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        nudge = torch.arange(logits.shape[1]) * 2.0**-40
-        return reference(op)(logits.double() + nudge, *args, **kwargs)
-
-    return call
-
-
-def filtered_in_another_order(a: Arguments) -> Arguments:
-    """top-p takes its mass from all tokens, before top-k."""
-    if a["top_p"] is None or a["top_k"] is None:
-        return {}
-    kept = reference("top_k_top_p_probs")(a["logits"], temperature=a["temperature"], top_p=a["top_p"]) > 0
-    return {"logits": a["logits"].masked_fill(~kept, -math.inf), "top_p": None}
-
-
-FAULTS: list[tuple[tuple[str, ...], str, Fault, tuple[str, ...]]] = [
-    (SHARED, "a window count of 0 is unbounded", given(zero_unbounded), DTYPES),
-    (SHARED, "the window has no right side", given(right_unbounded), DTYPES),
-    (SHARED, "a given scale is ignored", told(scale=None), DTYPES),
-    (SHARED, "the scale is that of v's width", given(of_v), DTYPES),
-    (SHARED, "sinks are capped", given(capped_sinks), DTYPES),
-    (SHARED, "exponentials overflow", with_lse(exponentials_overflow), DTYPES),
-    (SHARED, "lse has a finite floor", with_lse(lambda o, lse, a: (o, lse.clamp(min=-1e30))), DTYPES),
-    (SHARED, "a row without keys loses its sink", with_lse(
-        lambda o, lse, a: (o, lse.masked_fill((o == 0).all(-1) if o.ndim == 3 else (o == 0).all(-1).transpose(1, 2),
-                                              -math.inf))
-    ), DTYPES),
-    (("attention",), "a low bias masks", given(floor_masks), DTYPES),
-    (("attention",), "a bias ends causality", given(bias_stops_causal), DTYPES),
-    (("attention",), "one key of 8,193 is lost", given(last_key_lost), DTYPES),
-    (("paged_attention",), "it is always causal", told(causal=True), DTYPES),
-    (("paged_attention",), "softcap is dropped", told(softcap=None), DTYPES),
-    (("rms_norm", "add_rms_norm", "layer_norm"), "eps is 1e-5 at least",
-     given(lambda a: {"eps": max(a["eps"], 1e-5)}), DTYPES),
-    (("rms_norm", "add_rms_norm"), "the offset scales without a weight", given(
-        lambda a: {"weight": torch.ones(a["x"].shape[-1])} if a["weight"] is None and a["weight_offset"] else {}
-    ), DTYPES),
-    (("silu_and_mul",), "the limit swallows NaN", given(
-        lambda a: {"x": a["x"].masked_fill(a["x"].isnan(), a["limit"])} if a["limit"] is not None else {}
-    ), DTYPES),
-    (("silu_and_mul",), "the gate's exponential overflows", found(
-        lambda y, a: y.masked_fill(a["x"].chunk(2, -1)[0].float().exp().isinf(), math.nan)
-    ), ("float32", *HALVES)),
-    (("softmax",), "NaN becomes 0", found(lambda y, a: y.nan_to_num(0.0)), DTYPES),
-    (("rotary_embedding",), "positions have 8 bits", given(
-        lambda a: {"positions": a["positions"].bfloat16().long().clamp(max=a["cos"].shape[0] - 1)}
-    ), DTYPES),
-    (("rotary_embedding",), "all batches have the first one's positions", given(
-        lambda a: {"positions": a["positions"][:1].expand(a["positions"].shape)} if a["positions"].ndim > 1 else {}
-    ), DTYPES),
-    (("merge_attention",), "a piece without its other is returned itself", found(
-        lambda r, a: (a["out_a"], r[1]) if bool((a["lse_b"] == -math.inf).all()) else r
-    ), DTYPES),
-    (("cross_entropy",), "a mean over nothing is NaN", found(
-        lambda y, a: y if a["reduction"] != "mean" or bool((a["target"] != a["ignore_index"]).any()) else y * math.nan
-    ), DTYPES),
-    (("copy_kv_blocks",), "pairs are copied one by one, the last first", lambda op: one_by_one_backwards, DTYPES),
-    (CACHES, "all heads have the first one's scale", given(scale_of_first_head), DTYPES),
-    (("write_kv_cache",), "ties go away from zero", given(ties_away_from_zero), DTYPES),
-    (("write_kv_cache",), "NaN becomes the lowest code",
-     given(lambda a: {"k": a["k"].masked_fill(a["k"].isnan(), -math.inf)}), DTYPES),
-    (("write_kv_cache",), "infinity becomes NaN",
-     given(lambda a: {"k": a["k"].masked_fill(a["k"].isinf(), math.nan)}), DTYPES),
-    (("write_kv_cache",), "slots have 8 bits", given(
-        lambda a: {"slot_mapping": torch.where(a["slot_mapping"] < 0, -1, a["slot_mapping"] % 256)}
-    ), DTYPES),
-    (SAMPLERS, "top-k is ignored", told(top_k=None), DTYPES),
-    (SAMPLERS, "top-p is ignored", told(top_p=None), DTYPES),
-    (SAMPLERS, "min-p is ignored", told(min_p=None), DTYPES),
-    (SAMPLERS, "top-p comes before top-k", given(filtered_in_another_order), DTYPES),
-    (SAMPLERS, "ties go to the highest index", ties_to_the_highest, DTYPES),
-    (SAMPLERS, "NaN sorts first",
-     given(lambda a: {"logits": a["logits"].masked_fill(a["logits"].isnan(), math.inf)}), DTYPES),
-    (("top_k_top_p_probs",), "top-p of 1 drops what a float32 sum does not see", given(
-        lambda a: {"top_p": 1 - 2.0**-40 if a["top_p"] == 1.0 else a["top_p"]}
-    ), DTYPES),
-    (("top_k_top_p_sample",), "a row without finite logits gives the last id", found(last_id_of_lost_rows), DTYPES),
-    (SAMPLERS, "temperature is ignored", told(temperature=None), DTYPES),
-]  # fmt: skip
-
-KEPT = [(op, what, fault, dtype) for ops, what, fault, dtypes in FAULTS for op in ops for dtype in dtypes]
-
-
-@functools.cache
-def quick(op: str, dtype: str) -> tuple[Case, ...]:
-    # The newest cases first: most of these faults were seen by none of the others.
-    return tuple(
-        case for case in reversed(cases(op)) if case.dtype == dtype and not case.bad_input and not case.gradient
-    )
-
-
-@pytest.mark.parametrize(
-    ("op", "what", "fault", "dtype"), KEPT, ids=[f"{op}-{dtype}-{what}" for op, what, _, dtype in KEPT]
-)
-def test_the_quick_suite_rejects(op: str, what: str, fault: Fault, dtype: str) -> None:
-    wrong = fault(op)
-    assert any(judge(case, wrong).status == "failed" for case in quick(op, dtype)), f"{op} passes although {what}"
+def test_an_operator_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["conformance", "power", "--op", "sofmax"])
+    assert done.exit_code == 2 and "did you mean 'softmax'" in done.output.lower()

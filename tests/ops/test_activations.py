@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -103,6 +104,30 @@ def test_special_values_are_those_of_the_formula(dtype):
     assert silu[1] == math.inf
     gelu = gelu_and_mul(x)[0]
     assert gelu.isnan().tolist() == [True, False, True, True]
+
+
+INFINITE_UPS = [-1e-3, -1.0, -5.5, -6.8, -8.5, -14.5, -40.0, -104.0, -700.0, -6e4, 1e-3, 700.0]
+
+
+@pytest.mark.parametrize("op", [silu_and_mul, partial(silu_and_mul, alpha=1.702), gelu_and_mul,
+                                partial(gelu_and_mul, approximate="tanh")])  # fmt: skip
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("width", [1, 17])  # vectors and scalars take different ways
+def test_an_infinite_up_keeps_its_sign_where_nothing_is_left_of_the_gate(op, dtype, width):
+    gate = torch.tensor(INFINITE_UPS, dtype=dtype)[:, None].expand(-1, width)
+    for up in (math.inf, -math.inf):
+        y = op(torch.cat((gate, torch.full_like(gate, up)), -1))
+        assert torch.equal(y, gate.sign() * up)
+    for stays in (0.0, -math.inf, math.nan):
+        assert op(torch.tensor([[stays, math.inf]], dtype=dtype)).isnan().all()
+
+
+@pytest.mark.parametrize("op", [silu_and_mul, gelu_and_mul, partial(gelu_and_mul, approximate="tanh")])
+def test_what_little_stands_for_a_gate_of_no_digits_moves_no_finite_result(op):
+    gate, up = torch.tensor([[-40.0, -120.0, -1e30, 0.0]]), torch.tensor([[3.0, -3.0, 1.0, 5.0]])
+    y = op(torch.cat((gate, up), -1))
+    assert (y.abs() <= (1e-15 if op is silu_and_mul else 2.0**-23) * gate.abs() * up.abs()).all()
+    assert y.isfinite().all()
 
 
 BAD = [

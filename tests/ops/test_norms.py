@@ -55,9 +55,27 @@ def test_eps_is_inside_the_root():
 def test_a_row_of_zeros_is_zero_and_eps_may_be_zero():
     for rows in (1, 2):
         zero = torch.zeros(rows, 4)
-        assert torch.equal(rms_norm(zero, torch.ones(4)), zero)
-        assert rms_norm(zero, torch.ones(4), 0.0).isnan().all()
+        for eps in (1e-6, 0.0):
+            assert torch.equal(rms_norm(zero, torch.ones(4), eps), zero)
+            assert torch.equal(add_rms_norm(zero, zero, torch.ones(4), eps)[0], zero)
+            assert torch.equal(layer_norm(zero + 3, torch.ones(4), torch.ones(4), eps), torch.ones(rows, 4))
         check(rms_norm, torch.ones(rows, 4, dtype=torch.float64), torch.ones(rows, 4), torch.ones(4), 0.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [2.0**-130, 2.0**-127, 2.0**-90, 2.0**-64, 2.0**-63, 2.0**-62, 2.0**-40])
+def test_an_eps_of_0_counts_as_the_smallest_normal_number_where_squares_underflow(dtype, size):
+    size = size**8 if dtype is torch.float64 else max(size, torch.finfo(dtype).tiny * torch.finfo(dtype).eps)
+    least = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).tiny
+    for rows in (1, 3):
+        x = (normal(5, rows, 72, dtype=torch.float64).clamp(-3, 3) * size).to(dtype)
+        scaled = x.double() / size  # squares of x itself may leave float64
+        for op, t in ((rms_norm, scaled), (layer_norm, scaled - scaled.mean(-1, keepdim=True))):
+            y = op(x, torch.ones(72), eps=0.0).double()
+            floor = torch.tensor(least**0.5 / size, dtype=torch.float64)
+            expected = t / t.square().mean(-1, keepdim=True).sqrt().hypot(floor)
+            error = (y - expected).abs() - torch.finfo(dtype).eps / 2 * expected.abs() - torch.finfo(dtype).tiny
+            assert (error <= 2.0**-18 * expected.abs().amax()).all(), (op, rows)
 
 
 def test_weight_offset_is_added_to_the_weight_as_gemma_does():

@@ -29,6 +29,17 @@ def _gate_up(x: Tensor) -> tuple[Tensor, Tensor]:
     return gate, up
 
 
+def _has_nan(y: Tensor) -> bool:
+    """Whether there may be a NaN, in one pass."""
+    total = y.sum().item()
+    return total != total
+
+
+def _infinite(gate: Tensor, up: Tensor) -> Tensor:
+    """Where the result is infinite although the activated gate may have been rounded to 0."""
+    return up.isinf() & gate.isfinite() & (gate != 0)
+
+
 def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> Tensor:
     gate, up = _gate_up(x)
     if limit is not None:
@@ -37,18 +48,17 @@ def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, u
         up = up + up_offset
     y = _silu(gate) if alpha == 1.0 else torch.mul(gate, alpha).sigmoid_().mul_(gate)
     y.mul_(up)
+    if _has_nan(y):
+        y = torch.where(_infinite(gate, up), gate * up, y)
     return y if y.dtype is x.dtype else y.to(x.dtype)
 
 
 def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
     gate, up = _gate_up(x)
-    y = F.gelu(gate, approximate=approximate)
-    if approximate == "none":
-        # ATen's vectorised erf form is NaN at +inf; the sum tells whether to look.
-        total = y.sum().item()
-        if total != total:
-            y = torch.where(gate == float("inf"), gate, y)
-    y.mul_(up)
+    y = F.gelu(gate, approximate=approximate).mul_(up)
+    if _has_nan(y):
+        # ATen's vectorised erf form is NaN at +inf.
+        y = torch.where((gate == float("inf")) | _infinite(gate, up), gate * up, y)
     return y if y.dtype is x.dtype else y.to(x.dtype)
 
 

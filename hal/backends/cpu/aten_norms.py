@@ -21,7 +21,6 @@ __all__ = ["IMPLEMENTATIONS"]
 Gradients = tuple[Tensor | None, ...]
 
 _vector_norm = torch.linalg.vector_norm
-_SMALLEST_EPS = 1e-30  # below it the root of a row of zeros leaves float32
 
 
 @lru_cache(64)
@@ -33,6 +32,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
+def _least(eps: float, dtype: torch.dtype) -> float:
+    """eps as the contract counts it: at least the smallest normal number of what is computed in."""
+    return max(eps, torch.finfo(_wide(dtype)).tiny)
+
+
 def _rstd(x_TF: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x²) + eps), the last axis kept."""
     norm_T = _vector_norm(x_TF, 2, -1, True)
@@ -41,7 +45,7 @@ def _rstd(x_TF: Tensor, eps: float) -> Tensor:
 
 def _normed(x_TF: Tensor, scale_F: Tensor | None, eps: float) -> Tensor:
     """The scaled norm in x's dtype, float32 or float64; x is contiguous."""
-    if scale_F is not None and eps > _SMALLEST_EPS and x_TF.numel() == (features := x_TF.shape[-1]):
+    if scale_F is not None and x_TF.numel() == (features := x_TF.shape[-1]):
         norm = _vector_norm(x_TF, 2, -1, True).item()
         return torch.addcmul(_number(0.0, x_TF.dtype), x_TF, scale_F, value=(norm * norm / features + eps) ** -0.5)
     y_TF = x_TF.mul(_rstd(x_TF, eps))
@@ -64,7 +68,7 @@ def _norm(
     round_before_weight: bool,
 ) -> Tensor:
     """The norm of x (float32 or float64, contiguous) as `dtype`."""
-    scale_F = _scale(weight, x_TF.dtype, offset)
+    scale_F, eps = _scale(weight, x_TF.dtype, offset), _least(eps, dtype)
     if dtype is x_TF.dtype:
         return _normed(x_TF, scale_F, eps)
     if not round_before_weight or scale_F is None:
@@ -155,7 +159,7 @@ def _to(dtype: torch.dtype, t: Tensor | None) -> Tensor | None:
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    dtype, shape = x.dtype, x.shape[-1:]
+    dtype, shape, eps = x.dtype, x.shape[-1:], _least(eps, x.dtype)
     if (weight is None or weight.dtype is dtype) and (bias is None or bias.dtype is dtype):
         return torch.layer_norm(x, shape, weight, bias, eps, False)
     wide = _wide(dtype)
@@ -168,7 +172,7 @@ def _layer_train(
     # In its own 16-bit mode ATen keeps mean and rstd in 16 bits, too coarse for the backward pass.
     wide = _wide(x.dtype)
     weight_F, bias_F = _to(wide, weight), _to(wide, bias)
-    y_TF, mean_T, rstd_T = torch.native_layer_norm(x.to(wide), x.shape[-1:], weight_F, bias_F, eps)
+    y_TF, mean_T, rstd_T = torch.native_layer_norm(x.to(wide), x.shape[-1:], weight_F, bias_F, _least(eps, wide))
     return y_TF.to(x.dtype), mean_T.reshape(x.shape[:-1]), rstd_T.reshape(x.shape[:-1])
 
 

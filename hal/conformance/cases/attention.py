@@ -109,6 +109,8 @@ class Attention(Family):
             elif p.mask == "holes":
                 bias = bias.masked_fill(draw.uniform("holes", shape) < 0.4, -math.inf)
                 bias[..., torch.arange(shape[-1]) % 5 == 3] = -math.inf
+            elif p.mask == "floor":
+                bias[..., 1:, :] = torch.finfo(dtype).min  # whole rows of it, beside small logits
             elif p.mask in ("low", "lowest"):
                 # float16's lowest is a number like any other in every dtype, and small enough to bound errors by.
                 floor = torch.finfo(torch.float16 if p.mask == "low" else dtype).min
@@ -206,6 +208,8 @@ class Attention(Family):
             # Scores whose exponentials overflow unless the largest is taken out.
             spread = 600.0 if dtype == "float64" else 60.0
             yield self.case(dtype, "edge", S=5, L=40, H=2, K=1, D=32, spread=spread, lse=True)
+            # Hidden logits so much larger than the seen ones that nothing is left of these beside them.
+            yield self.case(dtype, "edge", S=9, L=9, H=2, K=1, D=32, causal=True, spread=4 * spread, lse=True)
             # One key more or less is one part in 8,193 of the mass; near equal scores leave no room for it in lse.
             yield self.case(dtype, "edge", S=1, L=8193, H=2, K=1, D=16, spread=0.1, lse=True)
             yield self.case(
@@ -224,6 +228,8 @@ class Attention(Family):
                 window=[7, None],
                 lse=True,
             )
+            # The lowest number leaves nothing of a logit: rows of nothing else are means, by logits next to 0 alone.
+            yield self.case(dtype, "edge", S=6, L=23, H=4, K=2, D=32, mask="floor", spread=0.001)
             for mask in ("bool", "dead", "bias", "holes", "lowest", "low"):
                 yield self.case(dtype, "grid", B=2, S=6, L=23, H=4, K=2, D=32, mask=mask, lse=True)
         for dtype, D in zip(DTYPES * 3, (1, 20, 64, 72, 80, 96, 128, 192, 256, 576, 3, 120), strict=True):
@@ -246,12 +252,14 @@ class Attention(Family):
             for shape in ("BooL", "oHSL", "SL", "ooSo", "L"):
                 yield self.case(dtype, "grid", B=2, S=6, L=8, H=4, K=2, D=32, mask="bool", mask_shape=shape, lse=True)
             yield self.case(dtype, "grid", S=6, L=30, H=2, K=1, mask="alibi", mask_shape="BoSL", causal=True)
-        yield self.case("float32", "edge", "empty", S=0, L=9)
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", S=0, L=9)
         yield self.case("float32", "edge", "empty", S=4, L=0, lse=True)
         yield self.case("float32", "edge", "empty", S=4, L=0, sinks="same", lse=True)
         yield self.case("float32", "edge", "empty", S=3, L=0, H=3, D=4, sinks="same", lse=True)
         yield self.case("bfloat16", "edge", "empty", B=0, lse=True)
-        yield self.case("float32", "edge", S=5, L=7, H=2, K=1, special=True, lse=True)
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "special", S=5, L=7, H=2, K=1, special=True, lse=True)
         yield self.case("float32", "edge", "strided", B=2, S=5, L=9, H=4, K=2, expand_kv=True)
         for i, layout in enumerate(("offset", "sliced", "stepped", "transposed", "gapped", "reversed", "swapped")):
             yield self.case(

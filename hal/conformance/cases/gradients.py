@@ -25,6 +25,7 @@ QUICK: dict[str, tuple[Recipe, ...]] = {
         {"T": 7, "F": 320},
         {"T": 5, "F": 257, "weight": "float32", "round_residual": False, "round_before_weight": True},
         {"T": 4, "F": 300, "x": "tiny", "residual": "tiny", "weight": None},
+        {"T": 5, "F": 96, "weight_offset": 1.0},
     ),
     "layer_norm": (
         {"T": 7, "F": 576},
@@ -61,12 +62,14 @@ QUICK: dict[str, tuple[Recipe, ...]] = {
         {"B": 2, "S": 6, "L": 23, "H": 4, "K": 2, "D": 32, "mask": "columns"},
         {"B": 2, "S": 6, "L": 8, "H": 4, "K": 2, "D": 32, "mask": "holes", "mask_shape": "oHSL"},
         {"B": 2, "S": 6, "L": 8, "H": 4, "K": 2, "D": 32, "mask": "bias32", "mask_shape": "SL", "sinks": "float32"},
+        {"B": 2, "S": 9, "L": 24, "H": 4, "K": 2, "D": 32, "window": [16, 0], "softcap": 1.5, "mask": "bias"},
     ),
     "attention_varlen": (
         {"q": [5, 1, 13], "H": 4, "K": 2, "D": 40, "causal": True},
         {"q": [3, 0, 6], "k": [5, 4, 6], "q_tail": 2, "k_tail": 2, "H": 2, "K": 1, "causal": True, "lse": True},
         {"q": [9, 2], "k": [4, 6], "H": 2, "K": 1, "D": 72, "causal": True},  # rows that see nothing
         {"q": [3, 4], "k": [9, 12], "H": 6, "K": 2, "sinks": "same", "softcap": 2.0, "window": [5, 2], "lse": True},
+        {"q": [3, 4], "k": [9, 12], "H": 2, "K": 1, "D": 32, "window": [0, 4], "scale": 0.4, "lse": True},
     ),
     "cross_entropy": (
         {"T": 9, "V": 177},
@@ -101,7 +104,7 @@ def speaks(params: Mapping[str, Any]) -> bool:
     """
     spread = params.get("spread", 1.0)
     flat = params.get("F") == 1 or bool(params.get("loud")) or (isinstance(spread, float) and spread > 20)
-    return not flat and params.get("mask") not in ("lowest", "low")
+    return not flat and params.get("mask") not in ("lowest", "floor", "low")
 
 
 def _tags(recipe: Recipe) -> set[str]:

@@ -43,8 +43,9 @@ class PagedAttention(Family):
         "cpu": False,
         "spare": 2,
         "slack": 0,
+        "special": False,
     }
-    arranged = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "sinks")
+    arranged = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "sinks", "k_scale", "v_scale")
     dense_last = ("k_cache", "v_cache")
     bad: ClassVar[dict[str, Any]] = {
         "device": elsewhere("block_table"),
@@ -108,8 +109,11 @@ class PagedAttention(Family):
         for name in ("k_cache", "v_cache", "q"):
             if held.itemsize > 1 or name == "q":
                 args[name] = args[name].masked_fill(draft.unused[name], 0.0)
-        draft.variants += self._variants(p, args, q_lens, k_lens)
-        draft.variants += paged_variants(args, blocks, draw)
+        if p.special:  # one query's alone, in one head
+            args["q"][0, 0, 0] = math.nan
+        else:
+            draft.variants += self._variants(p, args, q_lens, k_lens)
+            draft.variants += paged_variants(args, blocks, draw)
         return draft
 
     def _variants(self, p: P, args: dict[str, Any], q_lens: list[int], k_lens: list[int]) -> Iterator[Variant]:
@@ -182,6 +186,11 @@ class PagedAttention(Family):
             yield self.case(dtype, "edge", "poison", q=[6, 2], k=[3, 2], H=2, K=1, lse=True)  # more queries than keys
             spread = 600.0 if dtype == "float64" else 60.0
             yield self.case(dtype, "edge", "poison", q=[3, 4], k=[20, 30], H=2, K=1, D=32, spread=spread, lse=True)
+            yield self.case(dtype, "edge", "poison", q=[7, 9], k=[7, 9], H=2, K=1, D=32, spread=4 * spread, lse=True)
+            # One key in 8,193: near equal scores leave no room for it in lse.
+            yield self.case(dtype, "edge", q=[1, 1], k=[3, 8193], P=64, H=2, K=1, D=16, spread=0.1, lse=True)
+            yield self.case(dtype, "grid", "poison", q=[3, 4], k=[9, 20], H=4, K=2, D=33, E=41, slack=3, lse=True)
+            yield self.case(dtype, "edge", "special", q=[3, 4], k=[9, 20], H=2, K=1, special=True, lse=True)
         for dtype in DTYPES:
             for held in CODES:
                 yield self.case(dtype, "grid", "poison", **mixed, H=4, K=2, cache=held, kv_scale="one", lse=True)
@@ -199,7 +208,8 @@ class PagedAttention(Family):
         yield self.case("float32", "edge", "empty", "poison", q=[1, 2], k=[0, 5], lse=True)
         yield self.case("float32", "edge", "empty", "poison", q=[1, 2], k=[0, 5], sinks="same", lse=True)
         yield self.case("float32", "edge", "empty", "poison", q=[0, 0], k=[4, 20], lse=True)
-        yield self.case("bfloat16", "edge", "empty", "poison", q=[], k=[], q_tail=3, lse=True)
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", "poison", q=[], k=[], q_tail=3, lse=True)
         yield self.case("bfloat16", "edge", "poison", q=[2, 1], k=[9, 20], q_tail=3, slack=7, lse=True, cpu=True)
         for page in (1, 4, 128):
             yield self.case("bfloat16", "edge", "poison", P=page, H=2, K=1, k=[5, 20, 9])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from hal.conformance.case import Case, Param
 from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 
+# Gates from where float32 rounds the activated gate to 0, and then from where its exponentials are 0.
+CORNERS = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1.0, -4.0, -5.6, -6.8, -14.5, -40.0, -104.0, -700.0, 40.0, 700.0)
+
+
+def corners(rows: int, features: int) -> Tensor:
+    """Gate and up, float64 (rows, 2·features): each pair of corners once, then from the start again."""
+    pairs = torch.cartesian_prod(*2 * [torch.tensor(CORNERS, dtype=torch.float64)])
+    at = torch.arange(rows * features).reshape(rows, features) % len(pairs)
+    return torch.cat((pairs[at, 0], pairs[at, 1]), -1)
+
+
 class _Gated(Family):
     """What the gated activations share: x is (T, 2F), gate first."""
 
@@ -27,7 +39,7 @@ class _Gated(Family):
 
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
         shape = (*p.lead, 2 * p.F) if p.lead is not None else (p.T, 2 * p.F)
-        x = values(draw, "x", p.x, shape, torch.float64)
+        x = values(draw, "x", p.x, shape, torch.float64) if p.x != "corners" else corners(p.T, p.F)
         args: dict[str, Any] = {"x": (x * p.spread).to(dtype)} | self.told(p)
         draft = Draft(args)
         if shape[0] > 1:
@@ -45,9 +57,11 @@ class _Gated(Family):
             yield self.case(dtype, "edge", T=5, F=257, spread=8.0)
             yield self.case(dtype, "edge", T=5, F=128, spread=40.0)  # exponentials of the gates overflow float32
             yield self.case(dtype, "edge", "special", T=5, F=20, x="special")
+            yield self.case(dtype, "edge", "special", T=5, F=45, x="corners")
         yield self.case("float32", "edge", T=1, F=1, spread=2.0)
         yield self.case("float32", "edge", T=64, F=1, spread=2.0)
-        yield self.case("bfloat16", "edge", "empty", T=0, F=64)
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", T=0, F=64)
         yield self.case("float16", "edge", lead=[2, 3, 2], F=40, spread=2.0)
         for dtype, layout in (
             ("bfloat16", "sliced"),
@@ -112,6 +126,7 @@ class SiluAndMul(_Gated):
             yield self.case(dtype, "grid", T=7, F=90, spread=2.0, up_offset=1.0)
             yield self.case(dtype, "grid", T=7, F=90, spread=3.0, limit=2.5)
             yield self.case(dtype, "edge", "special", T=5, F=20, x="special", limit=2.5)
+            yield self.case(dtype, "edge", "special", T=5, F=45, x="corners", alpha=1.702)
         yield from self.bad_cases()
 
     def strategy(self) -> SearchStrategy[dict[str, Param]]:
@@ -154,6 +169,7 @@ class GeluAndMul(_Gated):
         for dtype in DTYPES:
             yield self.case(dtype, "grid", T=7, F=173, spread=2.0, approximate="tanh")
             yield self.case(dtype, "edge", T=5, F=257, spread=6.0, approximate="tanh")
+            yield self.case(dtype, "edge", "special", T=5, F=45, x="corners", approximate="tanh")
         yield from self.bad_cases()
 
     def strategy(self) -> SearchStrategy[dict[str, Param]]:
@@ -174,6 +190,7 @@ class Softmax(Family):
         "spread": 2.0,
         "holes": False,
         "dead": False,
+        "rise": 0.0,
         "broadcast": False,
     }
     arranged = ("x",)
@@ -186,7 +203,12 @@ class Softmax(Family):
 
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
         shape, axis = tuple(p.shape), p.dim % len(p.shape)
-        x = (values(draw, "x", p.x, shape, torch.float64) * p.spread).to(dtype)
+        x = values(draw, "x", p.x, shape, torch.float64) * p.spread
+        if p.rise:
+            # the first 64 lie far below the others
+            low = torch.arange(shape[axis]) < 64
+            x = x - p.rise * low.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        x = x.to(dtype)
         if p.holes:
             x = x.masked_fill(draw.uniform("holes", shape) < 0.3, -math.inf)
         if p.dead:
@@ -209,13 +231,16 @@ class Softmax(Family):
             yield self.case(dtype, "edge", shape=[9, 100], holes=True, dead=True)
             yield self.case(dtype, "edge", shape=[3, 1025], spread=3.0 if dtype == "float16" else 20.0)
             yield self.case(dtype, "edge", shape=[4, 200], x="mean1000", spread=1.0)
+            yield self.case(dtype, "edge", shape=[4, 200], rise=1000.0)
+            yield self.case(dtype, "edge", shape=[6, 8193])  # one term more than a power of two
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "special", shape=[6, 40], x="special")
         yield self.case("float32", "edge", shape=[77])
         yield self.case("bfloat16", "edge", shape=[2, 3, 4, 50], dim=2)
         yield self.case("bfloat16", "edge", shape=[2, 2, 14, 18], dim=1)  # two terms: a rounded y shows in dx
         yield self.case("float32", "edge", "special", shape=[5, 1])  # one column: 1 whatever x is
-        yield self.case("float32", "edge", "empty", shape=[0, 9])
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", shape=[0, 9])
         yield self.case("float32", "edge", "empty", shape=[9, 0])
         yield self.case("float32", "edge", "empty", shape=[9, 0], dim=0, x="special")
         yield self.case("bfloat16", "edge", "empty", shape=[0])

@@ -67,6 +67,9 @@ class Linear(Family):
             yield self.case(dtype, "grid", T=1, I=576, O=192)
             # Sums of small integers are exact in every dtype but for the last rounding.
             yield self.case(dtype, "edge", T=9, I=200, O=130, x="ints", weight="ints")
+            yield self.case(dtype, "grid", T=5, I=72, O=72)  # nothing but the contract says which axis is which
+            yield self.case(dtype, "edge", T=3, I=8193, O=9)  # one product more than a power of two
+            yield self.case(dtype, "edge", "special", T=6, I=40, O=20, x="special", weight="ints")  # 0·NaN is NaN
         for dtype in HALVES:
             yield self.case(dtype, "grid", T=5, I=96, O=33, bias="float32")
             yield self.case(dtype, "edge", T=3, I=4097, O=9)
@@ -75,7 +78,8 @@ class Linear(Family):
         yield self.case("float32", "edge", T=1, I=1, O=9)
         yield self.case("float32", "edge", T=9, I=30, O=1)
         yield self.case("bfloat16", "edge", lead=[2, 3, 2], I=40, O=24, bias="same")
-        yield self.case("float32", "edge", "empty", T=0, I=40, O=24)
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", T=0, I=40, O=24)
         yield self.case("bfloat16", "edge", "empty", T=3, I=40, O=0)
         yield self.case("float32", "edge", "empty", T=3, I=0, O=5, bias="same")
         yield self.case("float32", "edge", "special", T=6, I=40, O=20, x="special")

@@ -86,6 +86,7 @@ class RotaryEmbedding(Family):
                 yield self.case(dtype, "grid", H=3, K=3, D=80, R=32, interleaved=interleaved)
             yield self.case(dtype, "grid", lead=[2, 5], H=9, K=3, D=20)
             yield self.case(dtype, "edge", lead=[7], D=20, M=3000)  # positions that 8 bits do not tell apart
+            yield self.case(dtype, "edge", "special", lead=[4], D=16, x="special")
         for dtype in HALVES:
             yield self.case(dtype, "grid", H=2, K=1, D=192, R=64, interleaved=True, told=True)
             yield self.case(dtype, "edge", H=4, K=1, D=64, scale=1.25)
@@ -95,10 +96,10 @@ class RotaryEmbedding(Family):
         yield self.case("float32", "edge", H=1, K=1, D=2, interleaved=True)
         yield self.case("float32", "edge", H=2, K=2, D=576, R=64)
         yield self.case("float16", "edge", H=2, K=2, D=72, x="large")
-        yield self.case("bfloat16", "edge", "empty", lead=[0])
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", lead=[0])
         yield self.case("float32", "edge", "empty", lead=[2, 0], K=None)
         yield self.case("float32", "edge", lead=[1], H=71, K=1, D=64)
-        yield self.case("float32", "edge", "special", lead=[4], D=16, x="special")
         for dtype, layout in (
             ("float32", "transposed"),
             ("bfloat16", "sliced"),
