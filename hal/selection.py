@@ -15,7 +15,7 @@ from torch import Tensor
 from hal import dispatch, dispatch_report, host, recording, registry, settings
 from hal.capability import Accepted, Answer, Implementation, Rejected
 from hal.contract import OPS, Args, BoundPlan, Dispatcher, Op, Tally
-from hal.errors import ConfigError, DeviceError, TransformError, UnsupportedError
+from hal.errors import ConfigError, DeviceError, HalError, TransformError, UnsupportedError
 from hal.locks import LOCK
 from hal.settings_model import Settings
 
@@ -199,8 +199,17 @@ def _backend_for(policy: Settings, device: torch.device) -> tuple[str, bool]:
         return label, True
     raise DeviceError(
         f"the tensors are on {device}, but backend {label!r} serves {', '.join(served)}; move them there, or choose "
-        f"HAL_BACKEND=auto"
+        f"HAL_BACKEND=auto{_why_absent(label)}"
     )
+
+
+def _why_absent(label: str) -> str:
+    """Why the backend finds no device here, where it says so."""
+    try:
+        registry.devices(label)
+    except HalError as error:
+        return f". It has no device here: {error}"
+    return ""
 
 
 def _device_type(name: str, parameter: str) -> str:

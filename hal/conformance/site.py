@@ -36,8 +36,10 @@ class Site:
             found = torch.device("cpu") if accelerator is None else accelerator
             backend = selection.auto_backend(found)
         types = _types(backend)
-        # asking for the devices is what brings some device types into torch
-        present = [descriptor for descriptor in registry.devices(backend) if descriptor.torch_device in types]
+        # Asking for the devices is what brings some device types into torch; a backend that is asked for by name says
+        # why it has none.
+        with settings.use(backend=backend):
+            present = [descriptor for descriptor in registry.devices(backend) if descriptor.torch_device in types]
         device_name = (present[0].device or present[0].torch_device or types[0]) if present else types[0]
         if device is not None:
             device_name = _named_device(backend, device, types)

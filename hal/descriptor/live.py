@@ -145,9 +145,11 @@ def _vendor(name: str, flavour: str) -> str:
 
 def _npu(where: torch.device) -> DeviceDescriptor:
     module = _module("npu")
-    with module.device(where):  # CANN answers only who has a context on the device
-        props = module.get_device_properties(where.index)
-        name = module.get_device_name(where.index)
+    # CANN answers only who has a context. That of the current device does: to visit another one here would leave
+    # torch_npu without a default stream there, which a later backward pass aborts on.
+    module.set_device(module.current_device())
+    props = module.get_device_properties(where.index)
+    name = module.get_device_name(where.index)
     read = _Reader("torch.npu.get_device_properties")
     soc = _answer(module, "get_soc_version")
     return DeviceDescriptor(

@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from hal.backends.ascend.simulator import build as building
-from hal.backends.ascend.simulator import symbols
+from hal.backends.ascend.simulator import launch, symbols
 from hal.backends.ascend.simulator.build import build
+from hal.backends.ascend.simulator.settings import SimulatorSettings
 from hal.errors import ConfigError, FileError
 
 DRIVER = Path(__file__).with_name("entry_driver.cpp")
@@ -114,6 +116,50 @@ def test_libraries_are_built_once_and_have_what_the_wheel_needs(wheel, tmp_path)
     assert build() == home
     assert (home / "lib64" / "libopapi.so").stat().st_mtime_ns == stamp
     assert list((tmp_path / "cache").iterdir()) == [home]
+
+
+def test_a_cuda_build_of_torch_is_loaded_without_its_cuda_libraries(wheel, tmp_path, monkeypatch):
+    """Made-up libraries with the real ones' names: each CUDA one ends the process that loads it."""
+    torch = tmp_path / "site" / "torch" / "lib"
+    end = "#include <cstdlib>\n__attribute__((constructor)) static void end() { abort(); }\n"
+    sources = {
+        "c10_cuda": end + "namespace c10::cuda { signed char device_count() { return 8; } long state[9] = {1}; }",
+        "torch_nvshmem": "namespace nvshmem { bool there() { return true; } }",
+        "torch_cuda": end + "namespace c10d { void start() {} struct Group { virtual ~Group(); }; Group::~Group() {} }",
+        "torch_python": (
+            "#include <stdexcept>\n#include <string>\n#include <typeinfo>\n"
+            "namespace c10::cuda { signed char device_count(); extern long state[9]; }\n"
+            "namespace nvshmem { bool there(); }\n"
+            "namespace c10d { void start(); struct Group { virtual ~Group(); }; }\n"
+            'extern "C" int count() { return c10::cuda::device_count() + c10::cuda::state[0]; }\n'
+            'extern "C" const char* type() { return typeid(c10d::Group).name(); }\n'
+            "template <typename F> const char* message(F f) {\n"
+            "    static std::string text;\n"
+            '    try { f(); text = "none"; } catch (const std::runtime_error& error) { text = error.what(); }\n'
+            "    return text.c_str();\n"
+            "}\n"
+            'extern "C" const char* start() { return message(c10d::start); }\n'
+            'extern "C" const char* there() { return message(nvshmem::there); }\n'
+        ),
+    }
+    for name, text in sources.items():
+        (torch / f"{name}.cpp").write_text(text)
+        needs = [f"-l{other}" for other in ("torch_cuda", "torch_nvshmem", "c10_cuda") if name == "torch_python"]
+        options = ["-shared", "-fPIC", f"-Wl,-soname,lib{name}.so", "-Wl,-rpath,$ORIGIN", f"-L{torch}"]
+        run("g++", *options, torch / f"{name}.cpp", *needs, "-o", torch / f"lib{name}.so")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    variables = launch.environment(SimulatorSettings())
+    code = (
+        f"import ctypes; bindings = ctypes.CDLL({str(torch / 'libtorch_python.so')!r}); print(bindings.count())\n"
+        "for name in ('type', 'start', 'there'):\n"
+        "    function = getattr(bindings, name); function.restype = ctypes.c_char_p; print(function().decode())"
+    )
+    count, kind, *refused = run(sys.executable, "-c", code, env=variables).splitlines()
+    assert (count, kind) == ("0", "N4c10d5GroupE")
+    assert refused == [f"no CUDA on the simulated CANN: {name}" for name in ("_ZN4c10d5startEv", "_ZN7nvshmem5thereEv")]
+    variables.pop("LD_PRELOAD")
+    ended = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True)
+    assert ended.returncode == -signal.SIGABRT
 
 
 def test_another_wheel_source_or_compiler_gives_other_libraries(wheel, monkeypatch):

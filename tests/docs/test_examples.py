@@ -2,12 +2,14 @@
 
 A `python` block is executed, all blocks of a page in order as one script. A `console` block is one shell
 session: each `$ command` must exit with 0 and, where lines follow it, print them (`...` stands for anything).
+An `ascend` block is the same for an environment with torch_npu: it is a test there (`make ascend`), elsewhere none.
 A `sh` block is only for reading: installing, cloning, and what needs other hardware.
 """
 
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import os
 import re
 import subprocess
@@ -19,8 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-RUN = ("python", "console")
-KNOWN = (*RUN, "sh", "text", "toml", "json")
+SESSIONS = ("console", "ascend") if importlib.util.find_spec("torch_npu") else ("console",)
+KNOWN = ("python", "console", "ascend", "sh", "text", "toml", "json")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MARK = "\x1e"
 
@@ -90,10 +92,10 @@ def test_python_blocks_run(page, tmp_path):
 @pytest.mark.parametrize(
     ("page", "block"),
     [
-        pytest.param(page, block, id=f"{page.name}:{block.line}")
+        pytest.param(page, block, id=f"{page.name}:{block.line}:{block.language}")
         for page in PAGES
         for block in blocks(page)
-        if block.language == "console"
+        if block.language in SESSIONS
     ],
 )
 def test_console_blocks_run(page, block, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hal.hookspec import Backend, hookimpl
+from hal.hookspec import Backend, Conflict, hookimpl
 
 if TYPE_CHECKING:
     from hal.capability import Implementation
@@ -20,7 +20,7 @@ NAME = "ascend"
 
 @hookimpl
 def hal_backend() -> Backend:
-    return Backend(NAME, ("npu",), "CANN's operators through torch_npu on Huawei Ascend")
+    return Backend(NAME, ("npu",), "CANN's operators through torch_npu on Huawei Ascend", packages=("torch_npu",))
 
 
 @hookimpl
@@ -36,9 +36,16 @@ def hal_devices(backend: str) -> Sequence[DeviceDescriptor]:
 def hal_implementations(backend: str) -> Sequence[Implementation]:
     if backend != NAME:
         return []
-    from hal.backends.ascend.implementations import IMPLEMENTATIONS
+    from hal.backends.ascend import devices, implementations
 
-    return IMPLEMENTATIONS
+    return implementations.for_chip(devices.chip())
+
+
+@hookimpl
+def hal_conflicts() -> Sequence[Conflict]:
+    from hal.backends.ascend import software
+
+    return list(software.conflicts(*software.present()))
 
 
 @hookimpl

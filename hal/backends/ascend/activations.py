@@ -6,18 +6,24 @@ formula is another one on each chip, nor torch's own gelu, which is the tanh for
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from hal.backends.ascend.chips import for_310p, for_bf16_chips
+from hal.backends.ascend.chips import for_bf16_chips, on_both
 from hal.capability import Declares, Implementation
 from hal.op import Args
 
 __all__ = ["IMPLEMENTATIONS"]
 
 Gradients = tuple[Tensor | None, ...]
+
+
+def _mended(y: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """y with Inf where an infinite up met a gate that vanished on its way, and NaN came of it.
+
+    gate / |gate| is its sign, and NaN for 0, Inf and NaN.
+    """
+    return torch.where(y != y, gate / gate.abs() * up, y)
 
 
 def _empty(x: Tensor) -> Tensor:
@@ -28,8 +34,8 @@ def _ungated(x: Tensor, limit: float | None, alpha: float, up_offset: float) -> 
     gate, up = x.float().chunk(2, -1)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    y = gate * torch.sigmoid(gate * alpha)
-    return (y * (up + up_offset)).to(x.dtype).contiguous()
+    up = up + up_offset
+    return _mended(gate * torch.sigmoid(gate * alpha) * up, gate, up).to(x.dtype).contiguous()
 
 
 def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, up_offset: float = 0.0) -> Tensor:
@@ -37,8 +43,7 @@ def silu_and_mul(x: Tensor, *, limit: float | None = None, alpha: float = 1.0, u
         return _empty(x)
     if limit is not None or alpha != 1.0 or up_offset:
         return _ungated(x, limit, alpha, up_offset)
-    y: Tensor = torch.ops.npu.npu_swiglu(x.contiguous(), -1)
-    return y
+    return _mended(torch.ops.npu.npu_swiglu(x.contiguous(), -1), *x.chunk(2, -1))
 
 
 def _silu_backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]) -> Gradients:
@@ -68,7 +73,7 @@ def _geglu(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
 
 
 def gelu_and_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
-    return _geglu(x, approximate)[0] if x.numel() else _empty(x)
+    return _mended(_geglu(x, approximate)[0], *x.chunk(2, -1)) if x.numel() else _empty(x)
 
 
 def _gelu_backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]) -> Gradients:
@@ -82,30 +87,13 @@ def _gelu_backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tu
     return (torch.ops.npu.npu_geglu_grad(dy.float().contiguous(), x.contiguous(), gelu, -1, tanh, True),)
 
 
-def _gelu_backward_310p(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[bool, ...]) -> Gradients:
-    (dy,) = grads
-    if dy is None or not a.x.numel():
-        return (None,)
-    gate, up = a.x.float().chunk(2, -1)
-    dy = dy.float()
-    if a.approximate == "tanh":
-        share = torch.tanh(_TANH * (gate + _CUBIC * gate * gate * gate)) * 0.5 + 0.5
-        density = 2 * share * (1 - share) * _TANH * (1 + 3 * _CUBIC * gate * gate)
-    else:
-        share = torch.erfc(gate * -(0.5**0.5)) * 0.5
-        density = torch.exp(gate * gate * -0.5) * (2 * math.pi) ** -0.5
-    return (torch.cat((dy * up * (share + gate * density), dy * gate * share), -1),)
-
-
-_TANH, _CUBIC = (2 / math.pi) ** 0.5, 0.044715
-_DECLARES = Declares(batch_invariant=True, stride_invariant=True, copies=frozenset({"x"}))
-
-_GELU = Implementation("gelu_and_mul", "aclnn", gelu_and_mul, declares=_DECLARES, priority=10, backward=_gelu_backward)
+_DECLARES = Declares(stride_invariant=True, copies=frozenset({"x"}))
 
 IMPLEMENTATIONS = (
     for_bf16_chips(
         Implementation("silu_and_mul", "aclnn", silu_and_mul, declares=_DECLARES, priority=10, backward=_silu_backward)
     ),
-    for_bf16_chips(_GELU),
-    for_310p(_GELU, _gelu_backward_310p),
+    *on_both(
+        Implementation("gelu_and_mul", "aclnn", gelu_and_mul, declares=_DECLARES, priority=10, backward=_gelu_backward)
+    ),
 )

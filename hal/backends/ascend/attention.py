@@ -365,8 +365,7 @@ IMPLEMENTATIONS = (
             architectures=WITH_BF16,
             where=_flash_reasons,
         ),
-        # The operator's document rules graphs out.
-        Declares(u_p=U_P, capturable=False, copies=_COPIES),
+        Declares(u_p=U_P, copies=_COPIES),
         priority=10,
         train=_train,
         backward=_backward,
@@ -382,7 +381,7 @@ IMPLEMENTATIONS = (
             architectures=frozenset({P310}),
             where=_reasons_310p,
         ),
-        Declares(u_p=U_P, copies=_COPIES, saturates=True),
+        Declares(u_p=U_P, capturable=False, copies=_COPIES, saturates=True),
         priority=10,
     ),
 )

@@ -13,11 +13,11 @@ B batch, S queries, L keys, H query heads, K kv heads, D head dim, T packed rows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from hal.backends.ascend.constants import constant
 from hal.host import to_host
 
 __all__ = [
@@ -52,7 +52,7 @@ class Band:
     next: int
 
 
-@lru_cache(16)
+@constant
 def triangle(device: torch.device) -> Tensor:
     """(2048, 2048), True above the diagonal: the compressed mask of sparse modes 2, 3 and 4."""
     i = torch.arange(2048, device=device)

@@ -2,6 +2,8 @@
 
 Architectures as descriptors name them: Ascend910B is A2, Ascend910_93 is A3, dav-c310 is 950; 310P has no bf16, has
 no float32 products, and its arithmetic saturates.
+
+On 310P nothing is declared capturable: no document says that torch_npu's graphs (torch.npu.NPUGraph) are for that chip.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ def for_bf16_chips(implementation: Implementation) -> Implementation:
     return replace(implementation, supports=replace(supports, dtypes=dtypes, architectures=architectures))
 
 
-def for_310p(implementation: Implementation, backward: Callable[..., Any] | None = None) -> Implementation:
+def for_310p(
+    implementation: Implementation,
+    *,
+    train: Callable[..., Any] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Implementation:
     """The implementation as declared for 310P, under a name of its own; gradients' operators are lacking there."""
     supports = implementation.supports
     dtypes = _FLOATS_310P if supports.dtypes is None else supports.dtypes & _FLOATS_310P
@@ -45,8 +52,8 @@ def for_310p(implementation: Implementation, backward: Callable[..., Any] | None
         implementation,
         name=f"{implementation.name}_310p",
         supports=replace(supports, dtypes=dtypes, architectures=frozenset({P310})),
-        declares=replace(implementation.declares, saturates=True),
-        train=None,
+        declares=replace(implementation.declares, saturates=True, capturable=False),
+        train=train,
         backward=backward,
     )
 

@@ -21,7 +21,6 @@ _COMPOSED = tuple(
         declares=Declares(lse_grad=bool(op.grad) and op.optional_result is not None),
     )
     for op in OPS.values()
-    if op.name != "gelu_and_mul"  # torch's gelu is the tanh form on an NPU, whatever is asked for
 )
 
 IMPLEMENTATIONS = (

@@ -32,9 +32,13 @@ def cross_entropy(
 ) -> Tensor:
     keep_T = target != ignore_index
     if logits.shape[0]:
-        loss_T = torch.ops.npu.npu_cross_entropy_loss(
-            logits.float().contiguous(), torch.where(keep_T, target, 0), None, "none", -100, label_smoothing, 0.0, False
-        )[0]
+        x_TV, class_T = logits.float().contiguous(), torch.where(keep_T, target, 0)
+        loss_T = torch.ops.npu.npu_cross_entropy_loss(x_TV, class_T, None, "none", -100, label_smoothing, 0.0, False)[0]
+        if not label_smoothing:
+            # Of a row with +inf the operator makes NaN; the loss is infinite, unless that is the target's own logit.
+            top_T = x_TV.amax(-1)
+            chosen_T = x_TV.gather(-1, class_T[:, None])[:, 0]
+            loss_T = torch.where(top_T == float("inf"), top_T - chosen_T, loss_T)
         # What an ignored row holds has no influence, NaN neither.
         loss_T = torch.where(keep_T, loss_T, 0.0)
     else:

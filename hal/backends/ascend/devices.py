@@ -8,19 +8,41 @@ from typing import Any
 
 import torch
 
-from hal.backends.ascend import simulator
+from hal import settings
+from hal.backends.ascend import NAME, simulator, software
 from hal.backends.ascend.chips import architecture
 from hal.backends.ascend.versions import cann_text
 from hal.descriptor import DeviceDescriptor, describe
 from hal.errors import DeviceError
 
-__all__ = ["present"]
+__all__ = ["chip", "present"]
+
+
+def chip() -> str | None:
+    """The architecture of the NPUs of this machine; None without any, or where torch_npu does not load."""
+    try:
+        torch_npu = _torch_npu()
+    except DeviceError:  # told where the devices themselves are asked for
+        return None
+    if torch_npu is None or not torch_npu.npu.is_available():
+        return None
+    return architecture(int(torch_npu.npu.get_soc_version()))
 
 
 def present() -> list[DeviceDescriptor]:
-    """A descriptor of each NPU. Empty without torch_npu; DeviceError where it is installed but does not load."""
+    """A descriptor of each NPU; empty where there is none.
+
+    Raises DeviceError where torch_npu is installed but does not load, and, where HAL_BACKEND asks for this backend, for
+    any other reason why there is no NPU.
+    """
     torch_npu = _torch_npu()
     if torch_npu is None or not torch_npu.npu.is_available():
+        if settings.current().backend == NAME:
+            versions, toolkit = software.present()
+            raise DeviceError(
+                software.missing(versions["torch"], versions.get("torch_npu"), toolkit, simulator.active())
+                or software.NO_NPU
+            )
         return []
     soc = int(torch_npu.npu.get_soc_version())
     notes = (f"torch_npu {torch_npu.__version__}", f"CANN {cann_text() or 'of unknown version'}")
@@ -43,7 +65,6 @@ def _torch_npu() -> Any:
         return importlib.import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DeviceError(
-            f"torch_npu is installed but does not load ({reason}); source CANN's set_env.sh, or run on the simulated "
-            "one with 'hal simulate ascend -- COMMAND'"
-        ) from error
+        versions, toolkit = software.present()
+        advice = software.missing(versions["torch"], versions.get("torch_npu"), toolkit, simulator.active())
+        raise DeviceError(f"torch_npu does not load: {reason}. {advice or ''}".strip()) from error

@@ -1,4 +1,4 @@
-"""All that the Ascend backend implements."""
+"""All that the Ascend backend implements, and what of it the machine's chip can have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hal.backends.ascend import (
 )
 from hal.capability import Implementation
 
-__all__ = ["IMPLEMENTATIONS"]
+__all__ = ["IMPLEMENTATIONS", "for_chip"]
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *activations.IMPLEMENTATIONS,
@@ -34,3 +34,11 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *triton.IMPLEMENTATIONS,
     *composed.IMPLEMENTATIONS,
 )
+
+
+def for_chip(architecture: str | None) -> tuple[Implementation, ...]:
+    """Those declared for a chip; all of them where none is known, as without a device."""
+    if architecture is None:
+        return IMPLEMENTATIONS
+    named = ((found, found.supports.architectures) for found in IMPLEMENTATIONS)
+    return tuple(found for found, chips in named if chips is None or architecture in chips)

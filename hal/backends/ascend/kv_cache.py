@@ -131,7 +131,8 @@ def _token_reasons(a: Args) -> list[str]:
 
 _SIXTEEN = frozenset({"bfloat16", "float16"})
 _WRITE = Declares(batch_invariant=True, stride_invariant=True, copies=frozenset({"k", "v"}))
-_GATHER = Declares(batch_invariant=True, stride_invariant=True)
+# Lengths that the caller has on the host are taken as they are, which a graph would keep.
+_GATHER = Declares(batch_invariant=True, stride_invariant=True, capturable=False)
 _INT8 = frozenset({"kv_int8", "kv_scale", "kv_scale_per_head", "different_v_dim"})
 
 

@@ -20,7 +20,12 @@ import torch
 from hal import settings
 from hal.hookspec import Conflict
 
-__all__ = ["Release", "cann_version", "conflicts", "missing", "present", "releases", "releases_for"]
+__all__ = ["NO_NPU", "Release", "cann_version", "conflicts", "missing", "present", "releases", "releases_for"]
+
+NO_NPU = (
+    "torch_npu and CANN are installed, but torch_npu sees no NPU. 'npu-smi info' must list one (driver and firmware), "
+    "and ASCEND_RT_VISIBLE_DEVICES must not hide it"
+)
 
 _INSTALL_INFO = "ascend_*_install.info"
 
@@ -80,8 +85,8 @@ def missing(torch_version: str, torch_npu: str | None, cann: str | None, simulat
     if cann is None and not simulated:
         return (
             "torch_npu is installed, but CANN is not to be found: ASCEND_HOME_PATH names no toolkit. Run "
-            "'source /usr/local/Ascend/ascend-toolkit/set_env.sh' (where CANN was installed) first; on a machine "
-            "without a device: 'hal simulate ascend -- COMMAND'"
+            "'source /usr/local/Ascend/cann/set_env.sh' first (before CANN 8.5: ascend-toolkit/set_env.sh; or wherever "
+            "CANN was installed); on a machine without a device: 'hal simulate ascend -- COMMAND'"
         )
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from hal.capability import Declares, Implementation, Supports
@@ -19,8 +20,8 @@ def _computes(a: Args) -> Iterable[str]:
     """The device's ATen computes in the dtype."""
     device_type = next((t.device.type for t in vars(a).values() if isinstance(t, Tensor)), "cpu")
     held = (t for value in vars(a).values() for t in (value if isinstance(value, list) else [value]))
-    if device_type in _NO_FLOAT64 and any(isinstance(t, Tensor) and t.dtype.itemsize == 8 and t.is_floating_point()
-                                          for t in held):  # fmt: skip
+    # Tensors of the dtype, and results asked for in it.
+    if device_type in _NO_FLOAT64 and any(getattr(t, "dtype", t) is torch.float64 for t in held):
         yield f"torch's operators for {device_type} compute no float64"
 
 

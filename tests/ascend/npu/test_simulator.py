@@ -178,6 +178,34 @@ def test_a_signature_that_does_not_fit_is_caught(signature, letters, told):
     assert told in str(caught.value)
 
 
+def test_a_result_whose_size_depends_on_values_has_its_shape(bridge, monkeypatch):
+    def masked_select(self, mask, out):
+        found = self[mask]
+        out[: found.numel()].copy_(found)
+        bridge.set_shape(out, [found.numel()])
+
+    index = [bridge._native.sim_operator_name(i) for i in range(len(bridge._table))].index(b"aclnnMaskedSelect")
+    table = list(bridge._table)
+    table[index] = operators.Operator("aclnnMaskedSelect", "ttt", ("self", "mask", "out"), masked_select)
+    monkeypatch.setattr(bridge, "_table", table)
+    before = operators.OPERATORS.get("aclnnMaskedSelect")
+    bridge._native.sim_define(index, b"ttt")
+    try:
+        x = npu(1.0, 2.0, 3.0)
+        assert torch.masked_select(x, npu(True, False, True, dtype=torch.bool)).cpu().tolist() == [1.0, 3.0]
+    finally:
+        bridge._native.sim_define(index, before.signature.encode() if before else b"")
+
+
+def test_only_devices_that_were_used_have_a_context(simulated):
+    code = (
+        "import ctypes, torch; torch.ones(1, device='npu:1'); a = (ctypes.c_int32 * 3)(); "
+        "native = ctypes.CDLL('libascendcl.so'); "
+        "[native.aclrtGetPrimaryCtxState(i, None, ctypes.byref(a, 4 * i)) for i in range(3)]; print(list(a))"
+    )
+    assert simulated(code, "--devices", "3") == "[0, 1, 0]"
+
+
 def test_a_legacy_operator_fails_by_name():
     with pytest.raises(RuntimeError, match="simulated CANN"):
         torch_npu.npu_format_cast(torch.ones(16, 16, device="npu").half(), 29).cpu() + 1

@@ -94,6 +94,14 @@ class Decoder:
         pointer: int = words[at + 1]
         return pointer
 
+    def lasting(self, value: Any) -> Any:
+        """The argument for a call that runs later: tensors of the host as copies."""
+        if isinstance(value, list):
+            return [self.lasting(item) for item in value]
+        if not isinstance(value, Tensor) or self._start <= value.data_ptr() < self._end:
+            return value
+        return value.clone()
+
     def _tensor(self, raw: bytes, words: memoryview, at: int) -> Tensor:
         key = raw[8 * (at + 2) : 8 * (at + words[at])]
         view = self._views.get(key)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from hal.backends.ascend.simulator import settings, symbols
+from hal.backends.ascend.simulator import settings, symbols, without_cuda
 from hal.errors import ConfigError, FileError
 
 __all__ = ["MACHINES", "Recipe", "build", "recipe", "slots"]
@@ -24,7 +24,8 @@ __all__ = ["MACHINES", "Recipe", "build", "recipe", "slots"]
 logger = logging.getLogger("hal")
 
 MACHINES = ("x86_64", "aarch64")
-_SOURCES = ("bridge.cpp", "objects.cpp", "options.cpp", "runtime.cpp")
+_SOURCES = ("bridge.cpp", "capture.cpp", "objects.cpp", "options.cpp", "runtime.cpp")
+_GENERATORS = ("build.py", "symbols.py", "without_cuda.py")
 # Link symbols without effect in a simulation: the profiler's, and those that describe a legacy operator, whose launch
 # fails by name. Every other one that no source provides fails by name itself.
 _HARMLESS = (
@@ -84,7 +85,7 @@ def recipe() -> Recipe:
     compiler, nm = _tool(settings.compiler()), _tool("nm")
     version = _run([compiler, "--version"], "tell its version").partition("\n")[0]
     package = resources.files("hal.backends.ascend.simulator")
-    generators = tuple((package / name).read_text(encoding="utf-8") for name in ("build.py", "symbols.py"))
+    generators = tuple((package / name).read_text(encoding="utf-8") for name in _GENERATORS)
     return Recipe(machine, wheel, compiler, version, nm, _read_sources(), generators)
 
 
@@ -169,6 +170,12 @@ def _make(home: Path, wanted: Recipe) -> None:
     _link(compiler, libraries / "libopapi.so", [_compile(compiler, flags, source / "slots.S")], runtime)
     for name in symbols.LIBRARIES:
         _link(compiler, libraries / f"lib{name}.so", [], runtime)
+    for name, text in without_cuda.sources(wheel, wanted.nm).items():
+        made = source / name.replace(".so", ".cpp")
+        made.write_text(text, encoding="utf-8")
+        target = home / without_cuda.FOLDER / name
+        target.parent.mkdir(exist_ok=True)
+        _link(compiler, target, [_compile(compiler, flags, made)])
 
 
 def _names(names: list[str]) -> str:

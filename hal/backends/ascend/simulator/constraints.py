@@ -29,8 +29,9 @@ class Constraint:
     rule: what must hold, as a statement. page: the document page, or torch_npu function, that says so.
     enforced_by: `wheel` = torch_npu's own host code refuses; `document` = the page says it; `field` = seen on devices.
     check: takes some of the operator's parameters, by name; None if the rule holds, else what was found instead. Only
-    rows of the wheel go without. cann: versions for which it holds, such as ">=8.0,<9.0" ("" = all). socs: for which
-    chips, by the names of socs.SOCS (None = all).
+    rows of the wheel go without. values: the check reads values of tensors, so it runs when the call does, in a graph
+    at each replay; the others run when the call is prepared. cann: versions for which it holds, such as ">=8.0,<9.0"
+    ("" = all). socs: for which chips, by the names of socs.SOCS (None = all).
     """
 
     operator: str | tuple[str, ...]
@@ -38,6 +39,7 @@ class Constraint:
     page: str
     enforced_by: Literal["wheel", "document", "field"]
     check: Check | None = None
+    values: bool = False
     cann: str = ""
     socs: frozenset[str] | None = None
 
@@ -68,6 +70,7 @@ class Constraint:
             "cann": self.cann or None,
             "socs": None if self.socs is None else sorted(self.socs),
             "checked": self.check is not None,
+            "values": self.values,
         }
 
 

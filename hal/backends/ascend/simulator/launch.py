@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hal.backends.ascend.simulator import settings
+from hal.backends.ascend.simulator import settings, without_cuda
 from hal.backends.ascend.simulator.build import build
 from hal.backends.ascend.simulator.settings import LIBRARIES, PREFIX, SimulatorSettings
 from hal.errors import ArgumentError, FileError
@@ -27,6 +27,9 @@ def environment(simulated: SimulatorSettings) -> dict[str, str]:
     result |= {PREFIX + name.upper(): text for name, text in simulated.texts().items()}
     result[LIBRARIES] = str(home)
     result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(home / "lib64"), result.get("LD_LIBRARY_PATH"))))
+    stand_ins = without_cuda.preloaded(home)
+    if stand_ins:
+        result["LD_PRELOAD"] = ":".join(filter(None, (*stand_ins, result.get("LD_PRELOAD"))))
     result["ASCEND_HOME_PATH"] = str(home)
     result["ASCEND_OPP_PATH"] = str(home / "opp")
     # Operators run where they are called, so that an error is raised by the line that made it.

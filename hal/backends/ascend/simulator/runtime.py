@@ -1,7 +1,8 @@
 """The Python side of the simulated CANN, in the process that uses torch_npu.
 
 Native code imports this module and calls `attach` when torch_npu first asks CANN for anything. From then on each aclnn
-call arrives here twice: `prepare` decodes its arguments and checks the constraints, `execute` computes.
+call arrives here twice: `prepare` decodes its arguments and checks the constraints, `execute` computes. A call in a
+graph is kept instead, and executed at each replay.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ _COPY = 3  # Event::copy
 
 _PREPARE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
 _EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+_KEEP = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int)
 _NOTE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
 _INITIALISED = ctypes.CFUNCTYPE(None)
 
-_Pending = tuple[operators.Operator, list[Any], bytes]  # with the arguments as the native side read them
+_Check = Callable[[Sequence[Any]], None]
+# The operator's index, its arguments, and the same as the native side read them.
+_Pending = tuple[int, list[Any], bytes]
 
 
 class Bridge:
@@ -48,15 +52,19 @@ class Bridge:
         self._native = native
         self._decoder: Decoder | None = None
         self._pending: dict[int, _Pending] = {}
+        self._kept: dict[int, _Pending] = {}  # by graphs
         self._running = threading.local()
         self._numbers = itertools.count(1)
         self._table: list[operators.Operator | None] = [None] * native.sim_operator_count()
-        self._checks: list[Sequence[Callable[[Sequence[Any]], None]]] = [()] * len(self._table)
+        # Of shapes and dtypes before a call, of values when it runs.
+        self._checks: list[Sequence[_Check]] = [()] * len(self._table)
+        self._value_checks = list(self._checks)
         # The dispatcher's state of a thread on which no kernel runs.
         self._include = torch._C._dispatch_tls_local_include_set()
         self._exclude = torch._C._dispatch_tls_local_exclude_set()
         # ctypes' callbacks live as long as the native side may call them: as long as the process.
         self._callbacks = (_PREPARE(self._prepare), _EXECUTE(self._execute), _INITIALISED(self._mark))
+        self._keeper = _KEEP(self._keep)
         self._note = _NOTE(self._tell)
 
     def start(self) -> None:
@@ -72,19 +80,25 @@ class Bridge:
             ctypes.c_int64(simulated.soc.l2),
         )
         native.sim_callbacks(*self._callbacks)
+        native.sim_keep_with(self._keeper)
         native.sim_operator_name.restype = ctypes.c_char_p
         loaded = operators.load()
-        checks = constraints.bind(constraints.load(), loaded, simulated) if simulated.strict else {}
+        rows = constraints.load() if simulated.strict else ()
+        before, running = (
+            constraints.bind([row for row in rows if row.values == values], loaded, simulated)
+            for values in (False, True)
+        )
         for index in range(len(self._table)):
             name = native.sim_operator_name(index).decode()
             found = loaded.get(name)
             if found is not None:
                 self._table[index] = found
-                self._checks[index] = checks.get(name, ())
+                self._checks[index] = before.get(name, ())
+                self._value_checks[index] = running.get(name, ())
                 native.sim_define(index, found.signature.encode())
         trace.OBSERVERS.changed = self._observe
         # What torch_npu does after Python has ended must not call back into it.
-        atexit.register(self._observe, False)
+        atexit.register(self._detach)
         if simulated.trace is not None:
             trace.append_to(simulated.trace)
 
@@ -98,9 +112,10 @@ class Bridge:
 
         result: the operator's own argument, which has room for the greatest one; the values stand at its start.
         """
-        operator, values, raw = self._running.call
+        index, values, raw = self._running.call
+        operator = self._table[index]
         position = next(i for i, value in enumerate(values) if value is result)
-        assert self._decoder is not None
+        assert operator is not None and self._decoder is not None
         handle = self._decoder.handle(operator.signature, raw, position)
         extents = (ctypes.c_int64 * len(shape))(*shape)
         self._native.sim_set_shape(ctypes.c_void_p(handle), extents, ctypes.c_uint64(len(shape)))
@@ -118,12 +133,25 @@ class Bridge:
             self._fail(operator, error)
             return -1
         number = next(self._numbers)
-        self._pending[number] = operator, values, raw
+        self._pending[number] = index, values, raw
         return number
 
+    def _keep(self, number: int, on: int) -> None:
+        """A graph holds a call, or lets go of it. What the host holds of its arguments is copied, as a launch does."""
+        if not on:
+            del self._kept[number]
+            return
+        index, values, raw = self._pending.pop(number)
+        assert self._decoder is not None
+        self._kept[number] = index, [self._decoder.lasting(value) for value in values], raw
+
     def _execute(self, number: int) -> int:
-        self._running.call = operator, values, _ = self._pending.pop(number)
+        self._running.call = index, values, _ = self._kept.get(number) or self._pending.pop(number)
+        operator = self._table[index]
+        assert operator is not None
         try:
+            for check in self._value_checks[index]:
+                check(values)
             if trace.OBSERVERS.listeners:
                 trace.OBSERVERS.tell(trace.describe(operator.name, operator.parameters, values))
             graded = torch.is_grad_enabled()
@@ -159,9 +187,15 @@ class Bridge:
     def _mark(self) -> None:
         """What reads a device module learns that no hardware stands behind it."""
         torch.npu.simulated = True  # type: ignore[attr-defined]
+        # Before A2 torch_npu takes operators older than aclnn, compiled one by one, unless told otherwise.
+        torch.npu.set_compile_mode(jit_compile=False)  # type: ignore[attr-defined]
 
     def _observe(self, any_left: bool) -> None:
         self._native.sim_observe(self._note if any_left else None)
+
+    def _detach(self) -> None:
+        self._observe(False)
+        self._native.sim_keep_with(None)
 
     def _tell(self, event: int, detail: int, size: int, asynchronous: int) -> None:
         if event == _COPY:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hal.errors import ConfigError, FileError
 
-__all__ = ["LIBRARIES", "Wheel", "find_wheel", "needed", "operators"]
+__all__ = ["LIBRARIES", "Symbol", "Wheel", "find_wheel", "needed", "operators", "read_symbols"]
 
 # The libraries of CANN that torch_npu's own libraries name, beside libascendcl and libopapi.
 LIBRARIES = ("hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel")
@@ -23,6 +23,15 @@ LIBRARIES = ("hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel")
 # libatb is a product of its own: without it torch_npu does without its operators.
 _APART = ("libop_plugin_atb.so",)
 _SYSTEM = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A dynamic symbol: mangled name, nm's letter for its kind, size in bytes (0 where it is not known)."""
+
+    name: str
+    kind: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ def find_wheel() -> Wheel:
     except metadata.PackageNotFoundError as error:
         raise ConfigError(
             f"the simulated CANN runs the real torch_npu, but {error.name} is not installed here; install the pair, "
-            "such as torch==2.13.0 and torch_npu==2.13.0, into an environment without a CUDA build of torch"
+            "such as torch==2.13.0 and torch_npu==2.13.0"
         ) from None
     if _release(npu.version) != _release(torch.version):
         raise ConfigError(
@@ -67,7 +76,8 @@ def find_wheel() -> Wheel:
             f"torch_npu {npu.version} is installed, but {where}/lib has no libtorch_npu.so; install it again"
         )
     torch_libraries = tuple(sorted(Path(str(torch.locate_file("torch/lib"))).glob("*.so*")))
-    digest = "".join(f"{path.name} {path.stat().st_size} " for path in libraries) + (npu.read_text("RECORD") or "")
+    installed = "".join(f"{path.name} {path.stat().st_size} " for path in (*libraries, *torch_libraries))
+    digest = installed + (npu.read_text("RECORD") or "")
     return Wheel(npu.version, libraries, torch_libraries, digest)
 
 
@@ -107,11 +117,18 @@ def _system_libraries() -> list[Path]:
     return sorted(path for path in found if path.exists())
 
 
-def _symbols(nm: str, path: Path, defined: bool) -> set[str]:
+def read_symbols(nm: str, path: Path, defined: bool) -> list[Symbol]:
+    """The dynamic symbols that a library defines, or those that it leaves undefined."""
     command = [nm, "-D", "--defined-only" if defined else "--undefined-only", "--format=posix", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise FileError(f"nm cannot read {str(path)!r}: {result.stderr.strip()}; install torch and torch_npu again")
     rows = (line.split() for line in result.stdout.splitlines())
+    return [
+        Symbol(row[0].partition("@")[0], row[1], int(row[3], 16) if len(row) > 3 else 0) for row in rows if len(row) > 1
+    ]
+
+
+def _symbols(nm: str, path: Path, defined: bool) -> set[str]:
     # Weak ones may stay unresolved.
-    return {row[0].partition("@")[0] for row in rows if len(row) > 1 and (defined or row[1] == "U")}
+    return {symbol.name for symbol in read_symbols(nm, path, defined) if defined or symbol.kind == "U"}

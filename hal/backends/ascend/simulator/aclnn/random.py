@@ -57,6 +57,28 @@ def random(self_ref: Tensor, low: int, high: int, seed: int, offset: int) -> Non
     numerics.store(self_ref, drawn)
 
 
+# In a graph, seed and offset lie on the device, where each replay finds others; `offset` counts within the graph.
+@operator("aclnnInplaceNormalTensor", "tfftti")
+def normal_in_graph(
+    self_ref: Tensor, mean: float, std: float, seed_tensor: Tensor, offset_tensor: Tensor, offset: int
+) -> None:
+    normal(self_ref, mean, std, int(seed_tensor), int(offset_tensor) + offset)
+
+
+@operator("aclnnInplaceUniformTensor", "tddtti")
+def uniform_in_graph(
+    self_ref: Tensor, low: float, high: float, seed_tensor: Tensor, offset_tensor: Tensor, offset: int
+) -> None:
+    uniform(self_ref, low, high, int(seed_tensor), int(offset_tensor) + offset)
+
+
+@operator("aclnnInplaceRandomTensor", "tiitti")
+def random_in_graph(
+    self_ref: Tensor, low: int, high: int, seed_tensor: Tensor, offset_tensor: Tensor, offset: int
+) -> None:
+    random(self_ref, low, high, int(seed_tensor), int(offset_tensor) + offset)
+
+
 @operator("aclnnInplaceBernoulli", "tkii")
 @operator("aclnnInplaceBernoulliTensor", "ttii")
 def bernoulli(self_ref: Tensor, prob: Tensor | float, seed: int, offset: int) -> None:

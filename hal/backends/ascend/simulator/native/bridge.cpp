@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 namespace {
 
@@ -16,10 +17,12 @@ Configuration configuration;
 // What the Python side gives us to call.
 typedef int64_t (*Prepare)(int operation, const int64_t* words, int64_t count);  // executor, or negative
 typedef int (*Execute)(int64_t executor);                                        // 0 or an error code
+typedef void (*Keep)(int64_t executor, int on);  // for graphs: it runs any number of times, until it is off
 typedef void (*Note)(int event, int64_t detail, int64_t bytes, int asynchronous);
 typedef void (*Initialised)();
 std::atomic<Prepare> prepare{nullptr};
 std::atomic<Execute> execute{nullptr};
+std::atomic<Keep> keep{nullptr};
 std::atomic<Note> note{nullptr};
 std::atomic<Initialised> initialised{nullptr};
 std::vector<std::string> signatures;  // by operator; empty = not simulated
@@ -241,6 +244,22 @@ std::string guess(const Arguments& from) {
     return found;
 }
 
+// An executor that a graph holds.
+struct Kept {
+    const int64_t executor;
+    explicit Kept(int64_t executor) : executor(executor) { tell(1); }
+    ~Kept() { tell(0); }
+    void tell(int on) const {
+        if (const Keep call = keep) call(executor, on);
+    }
+};
+
+int64_t run(int64_t executor, const void* stream) {
+    if (!sim_captured(stream)) return execute.load()(executor);
+    const auto kept = std::make_shared<Kept>(executor);
+    return sim_capture(stream, [kept] { return execute.load()(kept->executor); });
+}
+
 int64_t not_simulated(const char* name, const Arguments& arguments) {
     const std::string message = std::string("simulated CANN: ") + name +
                                 " is not simulated (its integer-class arguments look like: " + guess(arguments) + ")";
@@ -304,6 +323,7 @@ EXPORT void sim_callbacks(Prepare prepare_call, Execute execute_call, Initialise
     execute = execute_call;
     prepare = prepare_call;
 }
+EXPORT void sim_keep_with(Keep call) { keep = call; }
 EXPORT void sim_observe(Note call) { note = call; }
 EXPORT void sim_initialised() {
     if (const Initialised call = initialised) call();
@@ -329,7 +349,7 @@ EXPORT int64_t sim_enter(int slot, const uint64_t* integers, const uint64_t* flo
     const int operation = slot / 2;
     const char* name = sim_operator_names[operation];
     if (!sim_ready()) return ACLNN_INNER_ERROR;
-    if (slot % 2) return execute.load()(static_cast<int64_t>(integers[2]));
+    if (slot % 2) return run(static_cast<int64_t>(integers[2]), reinterpret_cast<const void*>(integers[3]));
     const std::string& signature = signatures[operation];
     if (signature.empty()) return not_simulated(name, arguments);
     static thread_local Writer writer;

@@ -1,5 +1,5 @@
 // The runtime of the simulated CANN: devices, memory, streams, events. Device memory is host memory; every stream has
-// finished whatever it was given by the time the call returns.
+// finished whatever it was given by the time the call returns, or has it kept for a graph (capture.cpp).
 #include "simulator.h"
 
 #include <sys/mman.h>
@@ -124,16 +124,46 @@ aclError take(void** pointer, size_t bytes) {
 
 enum Direction { host_to_host, host_to_device, device_to_host, device_to_device };
 
-aclError copy(void* target, size_t room, const void* source, size_t bytes, bool asynchronous) {
-    if (bytes > room) {
-        sim_set_error("simulated CANN: a copy of more bytes than its destination holds");
-        return INVALID_PARAM;
-    }
+bool fits(size_t bytes, size_t room) {
+    if (bytes > room) sim_set_error("simulated CANN: a copy of more bytes than its destination holds");
+    return bytes <= room;
+}
+
+aclError copy(void* target, const void* source, size_t bytes, bool asynchronous) {
     if (bytes) memmove(target, source, bytes);
     const int direction = 2 * arena().holds(source) + arena().holds(target);
     sim_note(Event::copy, direction, static_cast<int64_t>(bytes), asynchronous);
     return SUCCESS;
 }
+
+// Host memory that a device reaches by itself: start -> end.
+class Pinned {
+public:
+    void add(void* pointer, size_t bytes) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        blocks_[static_cast<char*>(pointer)] = static_cast<char*>(pointer) + bytes;
+    }
+    void remove(void* pointer) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        blocks_.erase(static_cast<char*>(pointer));
+    }
+    bool holds(const void* pointer) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        const auto after = blocks_.upper_bound(static_cast<const char*>(pointer));
+        return after != blocks_.begin() && pointer < std::prev(after)->second;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<const char*, const char*> blocks_;
+};
+
+Pinned& pinned() {
+    static Pinned& instance = *new Pinned;
+    return instance;
+}
+
+bool reachable(const void* pointer) { return arena().holds(pointer) || pinned().holds(pointer); }
 
 double milliseconds() {
     timespec now;
@@ -252,25 +282,42 @@ EXPORT aclError aclrtMalloc(void** pointer, size_t bytes, int) { return take(poi
 EXPORT aclError aclrtMallocAlign32(void** pointer, size_t bytes, int) { return take(pointer, bytes); }
 EXPORT aclError aclrtFree(void* pointer) { return arena().give(pointer) ? SUCCESS : INVALID_PARAM; }
 EXPORT aclError aclrtMallocHost(void** pointer, size_t bytes) {
-    return posix_memalign(pointer, 64, bytes ? bytes : 64) ? OUT_OF_MEMORY : SUCCESS;
+    const size_t taken = bytes ? bytes : 64;
+    if (posix_memalign(pointer, 64, taken)) return OUT_OF_MEMORY;
+    pinned().add(*pointer, taken);
+    return SUCCESS;
 }
 EXPORT aclError aclrtFreeHost(void* pointer) {
+    pinned().remove(pointer);
     free(pointer);
     return SUCCESS;
 }
 EXPORT aclError aclrtMemset(void* target, size_t room, int value, size_t bytes) {
     if (bytes > room) return INVALID_PARAM;
+    if (const aclError code = sim_unsafe_in_capture("aclrtMemset")) return code;
     memset(target, value, bytes);
     return SUCCESS;
 }
-EXPORT aclError aclrtMemsetAsync(void* target, size_t room, int value, size_t bytes, void*) {
-    return aclrtMemset(target, room, value, bytes);
+EXPORT aclError aclrtMemsetAsync(void* target, size_t room, int value, size_t bytes, void* stream) {
+    if (bytes > room) return INVALID_PARAM;
+    const auto work = [=] {
+        memset(target, value, bytes);
+        return SUCCESS;
+    };
+    return sim_captured(stream) ? sim_capture(stream, work) : work();
 }
 EXPORT aclError aclrtMemcpy(void* target, size_t room, const void* source, size_t bytes, int) {
-    return copy(target, room, source, bytes, false);
+    if (!fits(bytes, room)) return INVALID_PARAM;
+    if (const aclError code = sim_unsafe_in_capture("aclrtMemcpy")) return code;
+    return copy(target, source, bytes, false);
 }
-EXPORT aclError aclrtMemcpyAsync(void* target, size_t room, const void* source, size_t bytes, int, void*) {
-    return copy(target, room, source, bytes, true);
+EXPORT aclError aclrtMemcpyAsync(void* target, size_t room, const void* source, size_t bytes, int, void* stream) {
+    if (!fits(bytes, room)) return INVALID_PARAM;
+    // Host memory that is not pinned makes of it a copy that waits.
+    if (!reachable(target) || !reachable(source))
+        if (const aclError code = sim_unsafe_in_capture("aclrtMemcpyAsync with host memory that is not pinned")) return code;
+    const auto work = [=] { return copy(target, source, bytes, true); };
+    return sim_captured(stream) ? sim_capture(stream, work) : work();
 }
 EXPORT aclError aclrtGetMemInfo(int, size_t* unused, size_t* total) {
     // torch_npu asks before it has set a device.
@@ -290,27 +337,30 @@ EXPORT aclError aclrtCreateStream(void** stream) {
 EXPORT aclError aclrtCreateStreamWithConfig(void** stream, uint32_t, uint32_t) { return aclrtCreateStream(stream); }
 EXPORT aclError aclrtDestroyStream(void*) { return SUCCESS; }
 EXPORT aclError aclrtDestroyStreamForce(void*) { return SUCCESS; }
-EXPORT aclError aclrtStreamQuery(void*, int* status) {
+EXPORT aclError aclrtStreamQuery(void* stream, int* status) {
     *status = 0;
-    return SUCCESS;
+    return sim_wait_in_capture(stream, "aclrtStreamQuery");
 }
-EXPORT aclError aclrtStreamWaitEvent(void*, void*) { return SUCCESS; }
+EXPORT aclError aclrtStreamWaitEvent(void* stream, void* event) { return sim_wait_event(stream, event); }
 EXPORT aclError aclrtSetStreamFailureMode(void*, uint64_t) { return SUCCESS; }
 EXPORT aclError aclrtSetOpWaitTimeout(uint32_t) { return SUCCESS; }
 EXPORT aclError aclrtSetOpExecuteTimeOut(uint32_t) { return SUCCESS; }
 EXPORT aclError aclrtProcessReport(int) { return SUCCESS; }
 
-EXPORT aclError aclrtSynchronizeStream(void*) {
+EXPORT aclError aclrtSynchronizeStream(void* stream) {
+    if (const aclError code = sim_wait_in_capture(stream, "aclrtSynchronizeStream")) return code;
     sim_note(Event::synchronise_stream, 0, 0, false);
     return SUCCESS;
 }
 EXPORT aclError aclrtSynchronizeStreamWithTimeout(void* stream, int) { return aclrtSynchronizeStream(stream); }
 EXPORT aclError aclrtSynchronizeDevice() {
+    if (const aclError code = sim_wait_in_capture(nullptr, "aclrtSynchronizeDevice")) return code;
     sim_note(Event::synchronise_device, 0, 0, false);
     return SUCCESS;
 }
 EXPORT aclError aclrtSynchronizeDeviceWithTimeout(int) { return aclrtSynchronizeDevice(); }
-EXPORT aclError aclrtSynchronizeEvent(void*) {
+EXPORT aclError aclrtSynchronizeEvent(void* event) {
+    if (const aclError code = sim_ask_event(event, "aclrtSynchronizeEvent")) return code;
     sim_note(Event::synchronise_event, 0, 0, false);
     return SUCCESS;
 }
@@ -325,14 +375,14 @@ EXPORT aclError aclrtDestroyEvent(void* event) {
     delete static_cast<RecordedEvent*>(event);
     return SUCCESS;
 }
-EXPORT aclError aclrtRecordEvent(void* event, void*) {
+EXPORT aclError aclrtRecordEvent(void* event, void* stream) {
     static_cast<RecordedEvent*>(event)->at = milliseconds();
-    return SUCCESS;
+    return sim_record_event(event, stream);
 }
 EXPORT aclError aclrtResetEvent(void*, void*) { return SUCCESS; }
-EXPORT aclError aclrtQueryEventStatus(void*, int* status) {
+EXPORT aclError aclrtQueryEventStatus(void* event, int* status) {
     *status = 1;
-    return SUCCESS;
+    return sim_ask_event(event, "aclrtQueryEventStatus");
 }
 EXPORT aclError aclrtQueryEventWaitStatus(void*, int* status) {
     *status = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,16 @@ EXPORT void sim_set_error(const char* message);
 // Events that the trace wants to know of.
 enum class Event { synchronise_stream, synchronise_device, synchronise_event, copy };
 void sim_note(Event event, int64_t detail, int64_t bytes, bool asynchronous);
+
+// Graph capture. Work for a stream in capture is kept for the replay; each of the others says SUCCESS, or what is wrong
+// with such a call in a capture, which is invalidated then.
+bool sim_captured(const void* stream);
+aclError sim_capture(const void* stream, std::function<aclError()> work);
+aclError sim_wait_in_capture(const void* stream, const char* call);  // null: for all streams
+aclError sim_unsafe_in_capture(const char* call);
+aclError sim_ask_event(const void* event, const char* call);
+aclError sim_record_event(const void* event, const void* stream);
+aclError sim_wait_event(const void* stream, const void* event);
 
 // Operators of the wheel, in the order of the entry points (generated).
 extern "C" const char* const sim_operator_names[];

@@ -214,5 +214,9 @@ ROWS = (
     _fused(
         rule="heads · head dim of a cache (blocks, block size, heads · head dim) is at most 65535", check=_cache_width
     ),
-    _fused(rule="each block that a length reaches is one of the cache's, which no device checks", check=_used_blocks),
+    _fused(
+        rule="each block that a length reaches is one of the cache's, which no device checks",
+        check=_used_blocks,
+        values=True,
+    ),
 )

@@ -199,7 +199,7 @@ ROWS = (
         check=_whole,
     ),
     _summed(rule="packed, a whole atten_mask is (longest S, longest L)", check=_packed_whole),
-    _summed(rule="packed, no row of atten_mask hides everything", check=_no_blind_row),
+    _summed(rule="packed, no row of atten_mask hides everything", check=_no_blind_row, values=True),
     _all(
         rule="with sparse_mode 5 and 6 there is a prefix for each of at most 32 sequences, from max(0, L - S) to L",
         check=_prefix,

@@ -96,9 +96,9 @@ ROWS = (
         rule="slots are int32 or int64",
         check=dtypes("slot_mapping", allowed=(torch.int32, torch.int64)),
     ),
-    _write(rule="no slot is negative", check=_negative),
-    _write(rule="each slot lies within the cache", check=_outside),
-    _write(rule="no slot is given twice", check=_unique),
+    _write(rule="no slot is negative", check=_negative, values=True),
+    _write(rule="each slot lies within the cache", check=_outside, values=True),
+    _write(rule="no slot is given twice", check=_unique, values=True),
     _write(rule="there is a slot for each token", check=_one_each),
     _write(
         rule="caches have 4 dimensions",
@@ -131,7 +131,7 @@ ROWS = (
         check=contiguous("key_cache", "value_cache", "block_tables", "seq_lens", "key", "value"),
     ),
     _read(rule="seq_lens has one entry a sequence, running sums one more", check=_batch),
-    _read(rule="running sums of lengths begin with 0", check=_first),
-    _read(rule="the results have as many rows as the lengths add up to", check=_rows),
-    _read(rule="each block of block_tables is one of the cache's", check=_blocks),
+    _read(rule="running sums of lengths begin with 0", check=_first, values=True),
+    _read(rule="the results have as many rows as the lengths add up to", check=_rows, values=True),
+    _read(rule="each block of block_tables is one of the cache's", check=_blocks, values=True),
 )

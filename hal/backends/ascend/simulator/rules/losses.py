@@ -50,7 +50,11 @@ ROWS = (
         rule="targets are int64",
         check=dtypes("target", allowed=(torch.int64,)),
     ),
-    _loss(rule="each target is a class or ignore_index; a negative ignore_index ignores none", check=_classes),
+    _loss(
+        rule="each target is a class or ignore_index; a negative ignore_index ignores none",
+        check=_classes,
+        values=True,
+    ),
     _loss(
         rule="weights are float32",
         check=dtypes("weight", allowed=(torch.float32,)),

@@ -56,7 +56,7 @@ ROWS = (
         check=dtypes("k", allowed=(torch.int32,)),
     ),
     _filter(rule="p and k have one entry a row", check=_one_a_row),
-    _filter(rule="k is at least 1 and at most 1024 and the number of logits", check=_k_range),
-    _filter(rule="p is from 0 to 1", check=_p_range),
+    _filter(rule="k is at least 1 and at most 1024 and the number of logits", check=_k_range, values=True),
+    _filter(rule="p is from 0 to 1", check=_p_range, values=True),
     _filter(rule="p or k is given", check=_any),
 )
