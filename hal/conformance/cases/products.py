@@ -71,6 +71,9 @@ class Linear(Family):
             yield self.case(dtype, "edge", T=3, I=8193, O=9)  # one product more than a power of two
             yield self.case(dtype, "edge", "special", T=6, I=40, O=20, x="special", weight="ints")  # 0·NaN is NaN
         for dtype in HALVES:
+            # Rows of odd length, which a product in pairs reads past: into the next row, and into what is not x.
+            yield self.case(dtype, "edge", "special", T=40, I=33, O=24, x="special", weight="ints")
+            yield self.case(dtype, "edge", "strided", T=40, I=33, O=24, layout="sliced")
             yield self.case(dtype, "grid", T=5, I=96, O=33, bias="float32")
             yield self.case(dtype, "edge", T=3, I=4097, O=9)
             yield self.case(dtype, "edge", T=6, I=257, O=170, x="mean50")
