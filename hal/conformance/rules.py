@@ -177,8 +177,8 @@ def bias(score: Score, expected: Expected, y: Tensor, b: Tensor) -> None:
     """R3: |Σ sgn(Y)(y − Y)| ≤ 0.3·Σ|y − Y|, for 16-bit and narrower results of 1,000 distinct |Y| and more.
 
     The limit rests on many roundings that are independent. So the rule says nothing where fewer than 1,000 results
-    differ from the oracle's (one that the contract itself rounds is exact but for ties), nor where the honest baseline b
-    has a bias above 0.1 itself (few distinct inputs, results next to the grid).
+    differ from the oracle's (one that the contract itself rounds is exact but for ties), nor where the honest baseline
+    b has a bias above 0.1 itself (few distinct inputs, results next to the grid).
     """
     if expected.dtype.itemsize > 2:
         return

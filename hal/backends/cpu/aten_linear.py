@@ -8,8 +8,8 @@ input or bias that is not contiguous, or an input of many axes, `F.linear` adds 
 (measured at 300 times the bound). A bias of another dtype than x is added in float32 or float64.
 
 oneDNN's bfloat16 product of many rows reads on past a row whose length is not a multiple of 32 and multiplies what it
-finds by 0: a NaN in the next row, or in memory that is no part of x, comes through (lengths to 1,120 were tried; float16
-and float32 are free of it). Such rows are padded with zeros, which copies them.
+finds by 0: a NaN in the next row, or in memory that is no part of x, comes through (lengths to 1,120 were tried;
+float16 and float32 are free of it). Such rows are padded with zeros, which copies them.
 """
 
 from __future__ import annotations
