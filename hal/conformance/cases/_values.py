@@ -13,7 +13,7 @@ from torch import Tensor
 from hal.conformance.inputs import Draw
 from hal.errors import ArgumentError
 
-__all__ = ["KINDS", "large", "values"]
+__all__ = ["KINDS", "large", "special", "values"]
 
 KINDS = (
     "normal",

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, Family, P, change, elsewhere
+from hal.conformance.cases._family import DTYPES, Family, P, alike, change, elsewhere
 from hal.conformance.cases._pages import CODES, cache
+from hal.conformance.cases._values import special
 from hal.conformance.inputs import Draft, Draw
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class CopyKvBlocks(Family):
         "E": None,
         "cache": "same",
         "pairs": "plain",
+        "special": False,
     }
     arranged = ("k_caches", "v_caches", "src", "dst")
     dense_last = ("k_caches", "v_caches")
@@ -59,11 +62,18 @@ class CopyKvBlocks(Family):
         E = p.D if p.E is None else p.E
         to = dtype if p.cache == "same" else getattr(torch, p.cache)
         src, dst = self.PAIRS[p.pairs]
+        sources = torch.tensor(src, dtype=torch.int64)
+
+        def caches(name: str, width: int) -> list[Tensor]:
+            found = {f"{name}{i}": cache(draw, f"{name}{i}", (p.N, p.P, p.K, width), to) for i in range(p.layers)}
+            odd = p.special and to.itemsize > 1
+            return [special(draw, key, t) if odd else t for key, t in found.items()]
+
         return Draft(
             {
-                "k_caches": [cache(draw, f"k{i}", (p.N, p.P, p.K, p.D), to) for i in range(p.layers)],
-                "v_caches": [cache(draw, f"v{i}", (p.N, p.P, p.K, E), to) for i in range(p.layers)],
-                "src": torch.tensor(src, dtype=torch.int64),
+                "k_caches": caches("k", p.D),
+                "v_caches": caches("v", E),
+                "src": alike(sources, 0) if p.pairs == "fan" else sources,
                 "dst": torch.tensor(dst, dtype=torch.int64),
             }
         )
@@ -74,7 +84,9 @@ class CopyKvBlocks(Family):
             yield self.case(dtype, "edge", pairs="chain", layers=1)
             yield self.case(dtype, "edge", pairs="ring")
             yield self.case(dtype, "edge", "empty", pairs="nothing")
-        for pairs in ("swap", "fan", "self"):
+            yield self.case(dtype, "edge", "strided", pairs="fan")
+            yield self.case(dtype, "edge", "special", special=True)
+        for pairs in ("swap", "self"):
             yield self.case("bfloat16", "edge", pairs=pairs)
         for to in CODES:
             yield self.case("bfloat16", "grid", cache=to, pairs="ring", layers=3)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change, elsewhere
 from hal.conformance.cases._pages import CODES, FP8, cache, paged_variants, pages, read_slots, scale, spare_entries
+from hal.conformance.cases._values import special
 from hal.conformance.cases.attention import optional
 from hal.conformance.cases.ragged import prefix_sums
 from hal.conformance.inputs import Draft, Draw
@@ -37,6 +38,8 @@ class GatherKvCache(Family):
         "scale": None,
         "cpu": False,
         "spare": 2,
+        "special": False,
+        "broadcast": False,
     }
     arranged = ("k_cache", "v_cache", "block_table", "cu_seqlens_k", "k_scale", "v_scale")
     dense_last = ("k_cache", "v_cache")
@@ -78,6 +81,11 @@ class GatherKvCache(Family):
             "out_dtype": None if held is dtype and p.out is None else dtype,
             "cu_seqlens_k_cpu": cu.clone() if p.cpu else None,
         }
+        for name in ("k_cache", "v_cache"):
+            if p.special and held.itemsize > 1:
+                args[name] = special(draw, name, args[name])
+            if p.broadcast:  # one head, told as several
+                args[name] = alike(args[name], 2)
         draft = Draft(args)
         unread = ~read_slots(lengths, p.P, table, blocks)[:, :, None, None]
         draft.unused |= {"block_table": spare_entries(lengths, p.P, table), "k_cache": unread, "v_cache": unread}
@@ -92,6 +100,8 @@ class GatherKvCache(Family):
                 yield self.case(dtype, "grid", "poison", k=[5, 20], cache=held, scale="one")
                 yield self.case(dtype, "grid", "poison", k=[5, 70], P=64, K=3, D=40, cache=held, scale="head")
             yield self.case(dtype, "edge", "empty", k=[], tail=3)
+            yield self.case(dtype, "edge", "special", k=[16, 32], spare=0, D=24, special=True)
+            yield self.case(dtype, "edge", "strided", k=[16, 32], spare=0, D=24, broadcast=True)
         for dtype in HALVES:
             yield self.case(dtype, "grid", "poison", k=[5, 9], cache="float8_e4m3fn")
             yield self.case(dtype, "grid", "poison", k=[5, 9], cache="float32")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, Family, P, change, elsewhere
+from hal.conformance.cases._family import DTYPES, Family, P, alike, change, elsewhere
 from hal.conformance.cases._pages import CODES, cache, scale
 from hal.conformance.cases.attention import optional
 from hal.conformance.inputs import Draft, Draw
@@ -38,6 +38,7 @@ class WriteKvCache(Family):
         "scale": None,
         "skip": "some",
         "x": "normal",
+        "broadcast": False,
     }
     arranged = ("k", "v", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale")
     dense_last = ("k_cache", "v_cache")
@@ -105,6 +106,8 @@ class WriteKvCache(Family):
             "slot_mapping": slots,
             **scales,
         }
+        if p.broadcast:  # one head, told as several
+            args |= {name: alike(args[name], 1) for name in ("k", "v")}
         draft = Draft(args)
         skipped_T = torch.ones(p.T, dtype=torch.bool)
         skipped_T[:n] = slots < 0
@@ -142,6 +145,7 @@ class WriteKvCache(Family):
             yield self.case(dtype, "edge", "special", T=6, K=2, D=20, x="special", skip="never")
             yield self.case(dtype, "edge", T=5, N=300, P=16, K=1, D=8)  # slots past 255
             yield self.case(dtype, "edge", "empty", T=0)
+            yield self.case(dtype, "edge", "strided", T=6, K=2, D=20, skip="never", broadcast=True)
             for to in CODES:
                 yield self.case(dtype, "grid", T=9, K=2, D=64, cache=to, scale="one")
                 yield self.case(dtype, "grid", T=9, K=3, D=40, cache=to, scale="head")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, Family, P, change, elsewhere
+from hal.conformance.cases._family import DTYPES, Family, P, alike, change, elsewhere
 from hal.conformance.inputs import Draft, Draw, Variant
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class CrossEntropy(Family):
         "reduction": "mean",
         "holes": False,
         "odd": False,
+        "broadcast": False,
     }
     arranged = ("logits", "target")
     bad: ClassVar[dict[str, Any]] = {
@@ -64,6 +65,8 @@ class CrossEntropy(Family):
             # a row each: NaN, +Inf, the target's logit −Inf, no finite logit, +Inf at the target; some are ignored
             logits[0::9, 0], logits[2::9, 0], logits[5::9] = math.nan, math.inf, -math.inf
             logits[3::9, target[3::9]], logits[6::9, target[6::9]] = -math.inf, math.inf
+        if p.broadcast:
+            logits = alike(logits, 0)
         if p.ignored == "some":
             target = torch.where(torch.arange(p.T) % 3 == 1, p.ignore_index, target)
         elif p.ignored == "all":
@@ -107,6 +110,7 @@ class CrossEntropy(Family):
             yield self.case(dtype, "edge", "poison", T=9, V=33, ignore_index=2, reduction="each")
             yield self.case(dtype, "edge", "poison", T=4, V=33, ignored="all")
             yield self.case(dtype, "edge", "empty", T=0, V=33)
+            yield self.case(dtype, "edge", "strided", T=5, V=50, ignored="never", broadcast=True, reduction="each")
         for reduction in REDUCTIONS:
             yield self.case("float32", "edge", "poison", T=4, V=33, ignored="all", reduction=reduction)
             yield self.case("float32", "edge", "empty", T=0, V=33, reduction=reduction)

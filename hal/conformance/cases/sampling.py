@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change
 from hal.conformance.cases.attention import optional
 from hal.conformance.inputs import Draft, Draw, Variant
 from hal.ops.sampling import gumbel
@@ -82,6 +82,7 @@ class TopKTopPProbs(Family):
         "p": None,
         "m": None,
         "kind": "numbers",
+        "broadcast": False,
     }
     arranged: ClassVar[tuple[str, ...]] = ("logits", "temperature", "top_k", "top_p", "min_p")
     bad: ClassVar[dict[str, Any]] = {
@@ -99,7 +100,8 @@ class TopKTopPProbs(Family):
     }
 
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
-        args = {"logits": self.logits(p, draw, dtype), **parameters(p, draw)}
+        logits = self.logits(p, draw, dtype)
+        args = {"logits": alike(logits, 0) if p.broadcast else logits, **parameters(p, draw)}
         draft = Draft(args)
         if p.B > 1:
             part = {
@@ -146,6 +148,7 @@ class TopKTopPProbs(Family):
             yield self.case(dtype, "edge", k=9, kind="rows")
             yield self.case(dtype, "edge", x="close", k=9)
             yield self.case(dtype, "edge", t=0.0)
+            yield self.case(dtype, "edge", "strided", k=20, broadcast=True)
             yield self.case(dtype, "edge", "empty", B=0, k=3)
         for dtype in ("float32", "bfloat16"):
             yield self.case(dtype, "edge", x="equal", k=1)
@@ -277,6 +280,7 @@ class TopKTopPSample(TopKTopPProbs):
             yield self.case(dtype, "edge", x="level", t=0.7)
             yield self.case(dtype, "edge", B=1, V=1462, x="rare", p=1.0)
             yield self.case(dtype, "edge", spread=1.5, t=3.0, m=0.4, kind="rows")
+            yield self.case(dtype, "edge", "strided", k=20, broadcast=True)
             yield self.case(dtype, "edge", "empty", B=0, k=3)
         for dtype in HALVES:
             yield self.case(dtype, "grid", k=20, seed="one")

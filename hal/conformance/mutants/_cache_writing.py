@@ -121,8 +121,10 @@ def copying(
 
     def fault(op: str) -> Candidate:
         def call(k_caches: list[Tensor], v_caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
-            there = [part(cache) for cache in which([*k_caches, *v_caches])]
-            reference(op)(there, there, *pairs(src, dst))
+            read, written = pairs(src, dst)
+            for cache in which([*k_caches, *v_caches]):
+                places = raw(part(cache))
+                places[written] = places[read]
 
         return call
 
