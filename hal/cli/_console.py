@@ -18,6 +18,7 @@ from rich.text import Text
 from hal.errors import ArgumentError, HalError
 
 COULD_NOT_RUN = 2
+UNREAD = 141  # nobody reads on, as in `hal ops | head -1`: what a shell says of a program that SIGPIPE ended
 # Off a terminal rich assumes 80 columns, which cuts case ids; a pipe has no width.
 _PIPE_WIDTH = 200
 
@@ -85,12 +86,13 @@ class Group(typer.core.TyperGroup):
         except OSError as error:
             if isinstance(error, HalError):
                 line(f"{type(error).__name__}: {error}", "red", stderr=True)
-            elif error.errno == errno.EPIPE:  # nobody reads on, as in `hal ops | head -1`: click ends quietly
-                raise
             else:
-                line(f"{type(error).__name__}: {error}", "red", stderr=True)
+                if error.errno != errno.EPIPE:
+                    line(f"{type(error).__name__}: {error}", "red", stderr=True)
                 with contextlib.suppress(OSError):  # what could not be written must not fail once more at exit
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if error.errno == errno.EPIPE:
+                    raise typer.Exit(UNREAD) from None
             raise typer.Exit(COULD_NOT_RUN) from None
         except HalError as error:
             line(f"{type(error).__name__}: {error}", "red", stderr=True)

@@ -23,6 +23,7 @@ from hal.conformance.mutants import Mutant, mutants
 from hal.conformance.mutants.mutant import DTYPES, reference
 from hal.conformance.report import Environment
 from hal.conformance.site import closest, settings_in_force
+from hal.conformance.verdict import Finding, Verdict
 from hal.conformance.workers import Crashed, share_out
 from hal.errors import ArgumentError, HalError
 from hal.files import write_whole
@@ -82,7 +83,7 @@ class Sight(_Model):
 
 
 class PowerReport(_Model):
-    """What the suite sees. `cases` counts those of the quick suite that were tried."""
+    """What the suite sees. `cases` counts those of the quick suite that took part; bad input convicts nobody."""
 
     format: Literal["hal-conformance-power"] = "hal-conformance-power"
     version: int = 1
@@ -136,7 +137,7 @@ def prove(
     for (op, dtype, _), examined in _examine_all(items, workers):
         found[op, dtype] = examined
         if progress is not None:
-            progress(op, len(found), len(items))
+            progress(f"{op} {dtype}", len(found), len(items))
     parts = [found[op, dtype] for op, dtype, _ in items]
     return PowerReport(
         started=started.isoformat(timespec="seconds"),
@@ -177,9 +178,9 @@ def examine(op: str, dtype: str, strength: bool = False) -> _Examined:
         trusted, suspects = _trusted(case for case in cases(op) if case.dtype == dtype and not case.bad_input)
         cells, sights = [], []
         for mutant in mutants():
-            asked = trusted[mutant.gradient]
-            if mutant.op != op or not asked:
+            if mutant.op != op:
                 continue
+            asked = trusted[mutant.gradient]
             cells.append(_hunt(mutant, dtype, asked))
             if strength and mutant.strength is not None:
                 sights += [_sight(mutant, dtype, case) for case in asked]
@@ -205,7 +206,9 @@ def _trusted(listed: Iterable[Case]) -> tuple[dict[bool, list[Case]], list[Suspe
 
 def _hunt(mutant: Mutant, dtype: str, asked: list[Case]) -> Cell:
     why = mutant.invisible.get(dtype)
-    kill = _kill(mutant.candidate(), asked)
+    # A crash says nothing of the rules that the fault should break; yet it belies that no case can show the fault.
+    form = mutant.form or why is not None
+    kill = _kill(mutant.candidate(), asked, form)
     cell = Cell(
         op=mutant.op,
         mutant=mutant.name,
@@ -225,26 +228,34 @@ def _hunt(mutant: Mutant, dtype: str, asked: list[Case]) -> Cell:
     if mutant.strength is not None:
         told["floor"], told["floor_case"] = mutant.strength, case.id
         weaker = mutant.strength / 2
-        while weaker >= WEAKEST and (kill := _kill(mutant.candidate(weaker), asked)) is not None:
+        while weaker >= WEAKEST and (kill := _kill(mutant.candidate(weaker), asked, form)) is not None:
             told["floor"], told["floor_case"] = weaker, kill[0].id
             weaker /= 2
     return cell.model_copy(update=told)
 
 
-def _kill(candidate: Any, asked: list[Case]) -> tuple[Case, str, str] | None:
+def _kill(candidate: Any, asked: list[Case], form: bool) -> tuple[Case, str, str] | None:
     """The first case that rejects the candidate; it goes to the front, as the likeliest to reject the next one."""
     for at, case in enumerate(asked):
-        verdict = judge(case, candidate)
-        if verdict.status == "failed":
+        finding = _finding(judge(case, candidate), form)
+        if finding is not None:
             asked.insert(0, asked.pop(at))
-            return case, verdict.findings[0].rule, verdict.findings[0].message
+            return case, finding.rule, finding.message
     return None
+
+
+def _finding(verdict: Verdict, form: bool) -> Finding | None:
+    """What convicts; R8, which looks at crashes and at the form of results, convicts only where `form` says so."""
+    if verdict.status != "failed":
+        return None
+    told = (finding for finding in verdict.findings if finding.rule != "R6" and (form or finding.rule != "R8"))
+    return next(told, None)
 
 
 def _sight(mutant: Mutant, dtype: str, case: Case) -> Sight:
     """By halving: a case that sees a fault sees the stronger ones."""
     strength, weakest = 1.0, None
-    while strength >= WEAKEST and judge(case, mutant.candidate(strength)).status == "failed":
+    while strength >= WEAKEST and _finding(judge(case, mutant.candidate(strength)), mutant.form) is not None:
         weakest = strength
         strength /= 2
     return Sight(op=mutant.op, dtype=dtype, mutant=mutant.name, case=case.id, weakest=weakest)

@@ -176,8 +176,9 @@ def against_baseline(score: Score, expected: Expected, y: Tensor, b: Tensor, k: 
 def bias(score: Score, expected: Expected, y: Tensor, b: Tensor) -> None:
     """R3: |Σ sgn(Y)(y − Y)| ≤ 0.3·Σ|y − Y|, for 16-bit and narrower results of 1,000 distinct |Y| and more.
 
-    The limit rests on roundings that are independent, which shows in the honest baseline b: where that has a bias
-    above 0.1 itself (few distinct inputs, results next to the grid), the rule says nothing.
+    The limit rests on many roundings that are independent. So the rule says nothing where fewer than 1,000 results
+    differ from the oracle's (one that the contract itself rounds is exact but for ties), nor where the honest baseline
+    b has a bias above 0.1 itself (few distinct inputs, results next to the grid).
     """
     if expected.dtype.itemsize > 2:
         return
@@ -185,7 +186,7 @@ def bias(score: Score, expected: Expected, y: Tensor, b: Tensor) -> None:
     Y = expected.Y[finite]
     if Y.numel() < ENOUGH or Y.abs().unique().numel() < ENOUGH:
         return
-    if abs(_drift(b[finite], Y)) > HONEST_BIAS:
+    if int((y[finite].double() != Y).sum()) < ENOUGH or abs(_drift(b[finite], Y)) > HONEST_BIAS:
         return
     score.rules.add("R3")
     drift = _drift(y[finite], Y)

@@ -6,7 +6,8 @@ With r = 1 / sqrt(mean + eps), eps at least the smallest normal number, x̂ the 
 
 A mean of F terms errs by g(F), r by half of that and 2ε, the products before and after by ε each: in all
 (g(F) + 4ε)·r(|g| + [mean|g|] + |x̂|·mean|g·x̂|). layer_norm's own mean errs by g(F)·mean|x|, which shifts every x̂ of
-the row by s = r·g(F)·mean|x| and so dx by r·s(|mean(g·x̂)| + |x̂||mean g|). A sum over T rows adds g(T):
+the row by s = r·g(F)·mean|x| and so dx by r·s(|mean(g·x̂)| + |x̂||mean g|), and by r·s²·|mean g| where s is all that x̂
+has (a constant row). A sum over T rows adds g(T):
 dw (g(T) + g(F) + 4ε)Σ|dy·x̂| + Σ|dy|·s, db g(T)Σ|dy|. With round_before_weight in a 16-bit dtype, x̂ or the scale
 within its error of a tie may be stored one step off.
 
@@ -64,6 +65,7 @@ def layer_gradient_bound(a: Args, dy_TF: Tensor, acc: Accumulator) -> tuple[Tens
     size_TF = g_TF.abs() + g_TF.abs().mean(-1, keepdim=True)
     size_TF = size_TF + normed_TF.abs() * product_TF.abs().mean(-1, keepdim=True)
     moved_TF = product_TF.mean(-1, keepdim=True).abs() + normed_TF.abs() * g_TF.mean(-1, keepdim=True).abs()
+    moved_TF = moved_TF + shift_T1 * g_TF.mean(-1, keepdim=True).abs()
     own_TF = rstd_T1 * (relative * size_TF + shift_T1 * moved_TF)
     rows = dy_TF.numel() // max(features, 1)
     weight_TF = (growth(rows, acc) + relative) * (dy_TF * normed_TF).abs() + dy_TF.abs() * shift_T1

@@ -88,7 +88,8 @@ def _never_zero(activated: Tensor, gate: Tensor) -> Tensor:
     the accumulator. Its derivative stays what it was.
     """
     info = torch.finfo(activated.dtype)
-    least = torch.copysign((gate.detach().abs() * info.tiny).clamp(min=info.tiny * info.eps), gate.detach())
+    least = (gate.detach().abs() * info.tiny).clamp(min=info.tiny * info.eps)
+    least = torch.where(gate < 0, -least, least)  # copysign, which some devices compute on the host
     return activated + torch.where((activated == 0) & (gate != 0), least, 0.0)
 
 

@@ -21,6 +21,8 @@ from hal.contract import OPS
 from hal.errors import UnsupportedError
 from hal.hookspec import hookimpl
 
+TINY = torch.finfo(torch.float32).tiny  # what an eps of 0 counts as
+
 
 def honest(op: str, name: str, forward: Any, **declares: Any) -> Implementation:
     return Implementation(op, name, forward, declares=Declares(**declares))
@@ -30,14 +32,14 @@ def honest(op: str, name: str, forward: Any, **declares: Any) -> Implementation:
 def torch_rms_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
     a = OPS["rms_norm"].bind(args, kwargs)
     weight = None if a.weight is None else a.weight.float() + a.weight_offset
-    return F.rms_norm(a.x.float(), a.x.shape[-1:], weight, a.eps).to(a.x.dtype)
+    return F.rms_norm(a.x.float(), a.x.shape[-1:], weight, max(a.eps, TINY)).to(a.x.dtype)
 
 
 @functools.wraps(reference("layer_norm"))
 def torch_layer_norm(*args: Any, **kwargs: Any) -> torch.Tensor:
     a = OPS["layer_norm"].bind(args, kwargs)
     weight, bias = (None if t is None else t.float() for t in (a.weight, a.bias))
-    return F.layer_norm(a.x.float(), a.x.shape[-1:], weight, bias, a.eps).to(a.x.dtype)
+    return F.layer_norm(a.x.float(), a.x.shape[-1:], weight, bias, max(a.eps, TINY)).to(a.x.dtype)
 
 
 @functools.wraps(reference("linear"))

@@ -20,7 +20,8 @@ def rms_norm(
 ) -> Tensor:
     """The operator's public signature, exactly; `Supports` keeps away what is not handled here."""
     x_F = x.float()
-    y_F = x_F * torch.rsqrt(x_F.square().mean(-1, keepdim=True) + eps)
+    # an eps of 0 counts as the smallest normal number, so that a row of zeros stays one
+    y_F = x_F * torch.rsqrt(x_F.square().mean(-1, keepdim=True) + max(eps, torch.finfo(torch.float32).tiny))
     if weight is not None:
         y_F = y_F * weight.float()
     out = empty(x.shape, dtype=x.dtype, device=x.device)

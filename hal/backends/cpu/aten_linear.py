@@ -6,6 +6,10 @@ calls MKL, which runs it on one thread, took 1.25 to 2.5 times as long on an AMD
 sums in one chain, at 1.5 to 2 times MKL's error: those stay with MKL. 16-bit calls with a bias go to addmm: for an
 input or bias that is not contiguous, or an input of many axes, `F.linear` adds the bias after rounding the product
 (measured at 300 times the bound). A bias of another dtype than x is added in float32 or float64.
+
+oneDNN's bfloat16 product of many rows reads on past a row whose length is not a multiple of 32 and multiplies what it
+finds by 0: a NaN in the next row, or in memory that is no part of x, comes through (lengths to 1,120 were tried;
+float16 and float32 are free of it). Such rows are padded with zeros, which copies them.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from hal.capability import Declares, Implementation
 
 __all__ = ["IMPLEMENTATIONS"]
 
+_WHOLE = 32  # bfloat16 values that oneDNN takes at once
 
 # Inductor's operator, without a public name; absent from builds of torch without oneDNN.
 _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -30,6 +35,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if dtype is torch.float32 and _takes(x, weight, bias):
         product: Tensor = _onednn.default(x, weight, bias, "none", [], "")  # type: ignore[union-attr]
         return product
+    if dtype is torch.bfloat16 and (rest := -x.shape[-1] % _WHOLE):
+        x, weight = F.pad(x, (0, rest)), F.pad(weight, (0, rest))
     if bias is None:
         return F.linear(x, weight)
     if bias.dtype is not dtype:

@@ -19,8 +19,11 @@ MODULES = (
     "rotary",
     "attention",
     "ragged",
-    "cache",
+    "cache_writing",
+    "cache_gathering",
+    "cache_copying",
     "paged",
+    "cross_entropy",
     "sampling",
 )
 

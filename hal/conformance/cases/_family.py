@@ -17,7 +17,7 @@ from hal.errors import ArgumentError
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["DTYPES", "HALVES", "Family", "P", "change", "elsewhere", "product", "rows"]
+__all__ = ["DTYPES", "HALVES", "Family", "P", "alike", "change", "elsewhere", "product", "rows"]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HALVES = ("bfloat16", "float16")
@@ -152,6 +152,11 @@ def rows(
         )
 
     return Variant(f"rows {start} to {stop - 1} alone", (part,), expects, declared=declared)
+
+
+def alike(t: Tensor, axis: int) -> Tensor:
+    """The first of an axis in place of all: a stride of 0."""
+    return t.narrow(axis, 0, min(1, t.shape[axis])).expand(t.shape)
 
 
 def change(name: str, make: Callable[[Any], Any]) -> Spoil:

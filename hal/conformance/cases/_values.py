@@ -13,7 +13,7 @@ from torch import Tensor
 from hal.conformance.inputs import Draw
 from hal.errors import ArgumentError
 
-__all__ = ["KINDS", "large", "values"]
+__all__ = ["KINDS", "large", "special", "values"]
 
 KINDS = (
     "normal",
@@ -39,6 +39,8 @@ def large(dtype: torch.dtype) -> float:
 def values(draw: Draw, name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, eps: float = 1e-6) -> Tensor:
     """A tensor of `kind`, rounded to `dtype` once; rows are along the last axis."""
     x = draw.normal(name, shape)
+    if not x.numel():
+        return x.to(dtype)
     if kind in ("mean50", "mean1000"):
         # Rows of different size, so that a result in the wrong row shows.
         sizes = torch.tensor([1.0, 4.0, 0.25, 16.0, 0.0625], dtype=torch.float64)

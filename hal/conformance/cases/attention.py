@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change, elsewhere, rows
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, merged, options, visible
 from hal.conformance.inputs import Draft, Draw, Results, Variant
 
@@ -70,7 +70,7 @@ class Attention(Family):
         k = heads(draw, "k", (p.B, p.L), p.K, p.D, dtype, 1.0)
         v = heads(draw, "v", (p.B, p.L), p.K, E, dtype, 1.0)
         if p.expand_kv:
-            k, v = (t[:1].expand(t.shape) for t in (k, v))
+            k, v = alike(k, 0), alike(v, 0)
         mask = None if p.mask is None else self.mask(p, draw, dtype)
         seen_BHSL = visible(p.S, p.L, p.causal, p.window).expand(p.B, p.H, p.S, p.L)
         if mask is not None:
@@ -260,7 +260,7 @@ class Attention(Family):
         yield self.case("bfloat16", "edge", "empty", B=0, lse=True)
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "special", S=5, L=7, H=2, K=1, special=True, lse=True)
-        yield self.case("float32", "edge", "strided", B=2, S=5, L=9, H=4, K=2, expand_kv=True)
+            yield self.case(dtype, "edge", "strided", B=2, S=5, L=9, H=4, K=2, expand_kv=True)
         for i, layout in enumerate(("offset", "sliced", "stepped", "transposed", "gapped", "reversed", "swapped")):
             yield self.case(
                 ("float32", "bfloat16", "float16")[i % 3],

@@ -8,7 +8,7 @@ from typing import Any
 from hal.conformance.case import Case
 from hal.conformance.cases._family import DTYPES
 
-__all__ = ["QUICK", "cases", "speaks"]
+__all__ = ["EMPTY", "QUICK", "cases", "speaks"]
 
 Recipe = dict[str, Any]
 
@@ -20,6 +20,7 @@ QUICK: dict[str, tuple[Recipe, ...]] = {
         {"lead": [2, 3], "F": 320, "weight_offset": 1.0, "round_before_weight": True},
         {"T": 5, "F": 257, "weight": "float32", "x": "tiny", "eps": 1e-5},
         {"T": 5, "F": 70, "weight": None, "layout": "sliced"},
+        {"T": 5, "F": 90, "weight": None, "x": "tiny"},
     ),
     "add_rms_norm": (
         {"T": 7, "F": 320},
@@ -32,6 +33,7 @@ QUICK: dict[str, tuple[Recipe, ...]] = {
         {"lead": [2, 3], "F": 257, "weight": "float32", "bias": "float32"},
         {"T": 5, "F": 300, "x": "mean50", "bias": None},
         {"T": 6, "F": 70, "weight": None, "layout": "transposed"},
+        {"T": 5, "F": 90, "bias": None, "x": "tiny", "eps": 1e-6},
     ),
     "silu_and_mul": (
         {"T": 7, "F": 173, "spread": 2.0},
@@ -69,7 +71,7 @@ QUICK: dict[str, tuple[Recipe, ...]] = {
         {"q": [3, 0, 6], "k": [5, 4, 6], "q_tail": 2, "k_tail": 2, "H": 2, "K": 1, "causal": True, "lse": True},
         {"q": [9, 2], "k": [4, 6], "H": 2, "K": 1, "D": 72, "causal": True},  # rows that see nothing
         {"q": [3, 4], "k": [9, 12], "H": 6, "K": 2, "sinks": "same", "softcap": 2.0, "window": [5, 2], "lse": True},
-        {"q": [3, 4], "k": [9, 12], "H": 2, "K": 1, "D": 32, "window": [0, 4], "scale": 0.4, "lse": True},
+        {"q": [6, 5], "k": [9, 12], "H": 2, "K": 1, "D": 32, "window": [0, 4], "scale": 0.4, "lse": True},
     ),
     "cross_entropy": (
         {"T": 9, "V": 177},
@@ -78,6 +80,21 @@ QUICK: dict[str, tuple[Recipe, ...]] = {
         {"T": 6, "V": 40, "holes": True, "reduction": "each"},
         {"T": 4, "V": 33, "ignored": "all"},
     ),
+}
+
+# In every dtype too: a backward pass over nothing.
+EMPTY: dict[str, Recipe] = {
+    "linear": {"T": 0, "I": 40, "O": 24, "bias": "same"},
+    "rms_norm": {"T": 0, "F": 128},
+    "add_rms_norm": {"T": 0, "F": 128},
+    "layer_norm": {"T": 0, "F": 128},
+    "silu_and_mul": {"T": 0},
+    "gelu_and_mul": {"T": 0},
+    "softmax": {"shape": [0, 9]},
+    "rotary_embedding": {"lead": [0]},
+    "attention": {"S": 0, "L": 9},
+    "attention_varlen": {"q": [0], "k": [0]},
+    "cross_entropy": {"T": 0},
 }
 
 
@@ -91,6 +108,8 @@ def cases(op: str) -> Iterator[Case]:
     for recipe in QUICK[op]:
         for dtype in DTYPES:
             yield of.case(dtype, *_tags(recipe), **recipe, grad=True)
+    for dtype in DTYPES:
+        yield of.case(dtype, "gradient", "empty", **EMPTY[op], grad=True)
     for case in of.grid():
         if not case.tags & {"special", "bad-input"} and speaks(case.params):
             yield of.case(case.dtype, *case.tags, "gradient", suite="full", **(dict(case.params) | {"grad": True}))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change, elsewhere
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, options
 from hal.conformance.cases._pages import CODES, FP8, cache, paged_variants, pages, scale, spare_entries
 from hal.conformance.cases.attention import optional
@@ -44,6 +44,7 @@ class PagedAttention(Family):
         "spare": 2,
         "slack": 0,
         "special": False,
+        "broadcast": False,
     }
     arranged = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "sinks", "k_scale", "v_scale")
     dense_last = ("k_cache", "v_cache")
@@ -98,6 +99,8 @@ class PagedAttention(Family):
         if held is FP8 and p.kv_scale is None:
             for name in ("k_cache", "v_cache"):  # scale 1: codes of ordinary size
                 args[name] = draw.normal(name, tuple(args[name].shape)).float().to(FP8)
+        if p.broadcast:  # one kv head, told as several
+            args |= {name: alike(args[name], 2) for name in ("k_cache", "v_cache")}
         draft = Draft(args)
         unread = torch.ones(blocks, p.P, dtype=torch.bool)
         for b, unseen in enumerate(unseen_keys(q_lens, k_lens, p.causal, p.window)):
@@ -107,7 +110,7 @@ class PagedAttention(Family):
         draft.unused |= {"block_table": spare_entries(k_lens, p.P, table), "q": spare_T[:, None, None]}
         draft.unused |= dict.fromkeys(("k_cache", "v_cache"), unread[:, :, None, None])
         for name in ("k_cache", "v_cache", "q"):
-            if held.itemsize > 1 or name == "q":
+            if (held.itemsize > 1 or name == "q") and draft.unused[name].any():
                 args[name] = args[name].masked_fill(draft.unused[name], 0.0)
         if p.special:  # one query's alone, in one head
             args["q"][0, 0, 0] = math.nan
@@ -191,6 +194,7 @@ class PagedAttention(Family):
             yield self.case(dtype, "edge", q=[1, 1], k=[3, 8193], P=64, H=2, K=1, D=16, spread=0.1, lse=True)
             yield self.case(dtype, "grid", "poison", q=[3, 4], k=[9, 20], H=4, K=2, D=33, E=41, slack=3, lse=True)
             yield self.case(dtype, "edge", "special", q=[3, 4], k=[9, 20], H=2, K=1, special=True, lse=True)
+            yield self.case(dtype, "edge", "strided", q=[1, 3], k=[16, 32], spare=0, H=4, K=2, broadcast=True)
         for dtype in DTYPES:
             for held in CODES:
                 yield self.case(dtype, "grid", "poison", **mixed, H=4, K=2, cache=held, kv_scale="one", lse=True)

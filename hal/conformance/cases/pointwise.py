@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change, rows
 from hal.conformance.cases._values import values
 from hal.conformance.inputs import Draft, Draw
 
@@ -40,7 +40,8 @@ class _Gated(Family):
     def draft(self, p: P, draw: Draw, dtype: torch.dtype) -> Draft:
         shape = (*p.lead, 2 * p.F) if p.lead is not None else (p.T, 2 * p.F)
         x = values(draw, "x", p.x, shape, torch.float64) if p.x != "corners" else corners(p.T, p.F)
-        args: dict[str, Any] = {"x": (x * p.spread).to(dtype)} | self.told(p)
+        x = (x * p.spread).to(dtype)
+        args: dict[str, Any] = {"x": alike(x, 0) if p.broadcast else x} | self.told(p)
         draft = Draft(args)
         if shape[0] > 1:
             draft.variants.append(rows(args, {"x": 0}, shape[0] // 2, shape[0], (0,)))
@@ -62,6 +63,7 @@ class _Gated(Family):
         yield self.case("float32", "edge", T=64, F=1, spread=2.0)
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "empty", T=0, F=64)
+            yield self.case(dtype, "edge", "strided", T=5, F=64, spread=2.0, broadcast=True)
         yield self.case("float16", "edge", lead=[2, 3, 2], F=40, spread=2.0)
         for dtype, layout in (
             ("bfloat16", "sliced"),
@@ -107,6 +109,7 @@ class SiluAndMul(_Gated):
         "limit": None,
         "alpha": 1.0,
         "up_offset": 0.0,
+        "broadcast": False,
     }
     bad: ClassVar[dict[str, Any]] = {
         **BAD_GATED,
@@ -154,6 +157,7 @@ class GeluAndMul(_Gated):
         "x": "normal",
         "spread": 1.0,
         "approximate": "erf",
+        "broadcast": False,
     }
     bad: ClassVar[dict[str, Any]] = {
         **BAD_GATED,
@@ -217,7 +221,7 @@ class Softmax(Family):
             count = math.prod(kept)
             x = x.masked_fill((torch.arange(count) % 3 == 0).reshape(kept), -math.inf)
         if p.broadcast:
-            x = x[:1].expand(shape)
+            x = alike(x, 0)
         draft = Draft({"x": x, "dim": p.dim})
         if shape and axis != 0 and shape[0] > 1:
             draft.variants.append(rows(draft.args, {"x": 0}, shape[0] - 1, shape[0], (0,)))
@@ -241,6 +245,7 @@ class Softmax(Family):
         yield self.case("float32", "edge", "special", shape=[5, 1])  # one column: 1 whatever x is
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "empty", shape=[0, 9])
+            yield self.case(dtype, "edge", "strided", shape=[5, 64], broadcast=True)
         yield self.case("float32", "edge", "empty", shape=[9, 0])
         yield self.case("float32", "edge", "empty", shape=[9, 0], dim=0, x="special")
         yield self.case("bfloat16", "edge", "empty", shape=[0])
@@ -253,7 +258,6 @@ class Softmax(Family):
             ("bfloat16", "reversed"),
         ):
             yield self.case(dtype, "edge", "strided", shape=[6, 70], layout=layout)
-        yield self.case("float32", "edge", "strided", shape=[5, 64], broadcast=True)
         for dtype in HALVES:
             yield self.case(dtype, "edge", shape=[2, 4099], spread=4.0)
         for dtype in DTYPES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere, rows
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change, elsewhere, rows
 from hal.conformance.cases._values import values
 from hal.conformance.inputs import Draft, Draw
 
@@ -49,7 +49,7 @@ class Linear(Family):
         shape = (*p.lead, p.I) if p.lead is not None else (p.T, p.I)
         x = values(draw, "x", p.x, shape, dtype)
         if p.broadcast:
-            x = x[:1].expand(shape)
+            x = alike(x, 0)
         weight = values(draw, "weight", p.weight, (p.O, p.I), dtype)
         bias = None
         if p.bias is not None:
@@ -71,6 +71,9 @@ class Linear(Family):
             yield self.case(dtype, "edge", T=3, I=8193, O=9)  # one product more than a power of two
             yield self.case(dtype, "edge", "special", T=6, I=40, O=20, x="special", weight="ints")  # 0·NaN is NaN
         for dtype in HALVES:
+            # Rows of odd length, which a product in pairs reads past: into the next row, and into what is not x.
+            yield self.case(dtype, "edge", "special", T=40, I=33, O=24, x="special", weight="ints")
+            yield self.case(dtype, "edge", "strided", T=40, I=33, O=24, layout="sliced")
             yield self.case(dtype, "grid", T=5, I=96, O=33, bias="float32")
             yield self.case(dtype, "edge", T=3, I=4097, O=9)
             yield self.case(dtype, "edge", T=6, I=257, O=170, x="mean50")
@@ -80,6 +83,7 @@ class Linear(Family):
         yield self.case("bfloat16", "edge", lead=[2, 3, 2], I=40, O=24, bias="same")
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "empty", T=0, I=40, O=24)
+            yield self.case(dtype, "edge", "strided", T=5, I=64, O=20, broadcast=True)
         yield self.case("bfloat16", "edge", "empty", T=3, I=40, O=0)
         yield self.case("float32", "edge", "empty", T=3, I=0, O=5, bias="same")
         yield self.case("float32", "edge", "special", T=6, I=40, O=20, x="special")
@@ -91,7 +95,6 @@ class Linear(Family):
             ("bfloat16", "offset"),
         ):
             yield self.case(dtype, "edge", "strided", T=6, I=70, O=33, bias="same", layout=layout)
-        yield self.case("float32", "edge", "strided", T=5, I=64, O=20, broadcast=True)
         for dtype in DTYPES:
             yield self.case(dtype, "grid", T=33, I=1536, O=576, suite="full")
             yield self.case(dtype, "grid", T=70, I=577, O=1537, bias="same", suite="full")

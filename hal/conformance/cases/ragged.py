@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hal.conformance.case import Case, Param
-from hal.conformance.cases._family import DTYPES, HALVES, Family, P, change, elsewhere
+from hal.conformance.cases._family import DTYPES, HALVES, Family, P, alike, change, elsewhere
 from hal.conformance.cases._heads import OPTIONS, expanded, heads, options, visible
+from hal.conformance.cases._values import special
 from hal.conformance.cases.attention import optional
 from hal.conformance.inputs import Draft, Draw, Results, Variant
 
@@ -67,6 +68,7 @@ class AttentionVarlen(Family):
         "cpu": False,
         "slack": 0,
         "special": False,
+        "broadcast": False,
     }
     arranged = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")
     bad: ClassVar[dict[str, Any]] = {
@@ -118,6 +120,8 @@ class AttentionVarlen(Family):
             "cu_seqlens_q_cpu": cu_q.clone() if p.cpu else None,
             "cu_seqlens_k_cpu": cu_k.clone() if p.cpu else None,
         }
+        if p.broadcast:  # one kv head, told as several
+            args |= {name: alike(args[name], 1) for name in ("k", "v")}
         draft = Draft(args)
         unseen_U = torch.cat([*unseen_keys(q_lens, k_lens, p.causal, p.window), torch.ones(p.k_tail, dtype=torch.bool)])
         spare_T = torch.arange(T) >= sum(q_lens)
@@ -201,6 +205,7 @@ class AttentionVarlen(Family):
             yield self.case(dtype, "edge", q=[1, 1], k=[3, 8193], H=2, K=1, D=16, spread=0.1, lse=True)
             yield self.case(dtype, "grid", q=[3, 4], k=[9, 12], H=4, K=2, D=33, E=41, causal=True, slack=3, lse=True)
             yield self.case(dtype, "edge", "special", q=[3, 4], k=[9, 12], H=2, K=1, special=True, lse=True)
+            yield self.case(dtype, "edge", "strided", q=[3, 4], k=[9, 12], H=4, K=2, broadcast=True)
         for dtype in HALVES:
             yield self.case(dtype, "grid", q=[5, 1, 13], H=16, K=16, D=72, spread=2.0)
             yield self.case(dtype, "grid", q=[3, 4], k=[9, 12], H=7, K=1, D=80, softcap=2.0, causal=True)
@@ -215,7 +220,8 @@ class AttentionVarlen(Family):
         yield self.case("float32", "edge", "empty", "poison", q=[0, 0], k=[5, 3], lse=True)
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "empty", "poison", q=[], k=[], q_tail=4, k_tail=3, lse=True)
-        yield self.case("bfloat16", "edge", "empty", q=[0], k=[0], lse=True)
+        for dtype in DTYPES:
+            yield self.case(dtype, "edge", "empty", q=[0], k=[0], lse=True)
         for i, layout in enumerate(("offset", "sliced", "stepped", "transposed", "gapped", "reversed")):
             yield self.case(
                 ("float32", "bfloat16", "float16")[i % 3],
@@ -281,6 +287,8 @@ class MergeAttention(Family):
         "gaps": True,
         "alone": False,
         "size": 3.0,
+        "special": False,
+        "broadcast": False,
     }
     arranged = ("out_a", "lse_a", "out_b", "lse_b")
     bad: ClassVar[dict[str, Any]] = {
@@ -309,6 +317,11 @@ class MergeAttention(Family):
         for i, side in enumerate("ab"):
             out = heads(draw, f"out_{side}", lead, p.H, p.E, dtype, 1.0)
             lse = (draw.normal("lse_a" if p.equal else f"lse_{side}", lse_shape) * p.apart + p.size).to(wide)
+            if p.special and side == "a":  # rows of out with NaN, Inf and −Inf, and a last one whose lse is NaN
+                out = special(draw, "out", out)
+                lse[-1:] = math.nan
+            if p.broadcast:
+                out, lse = alike(out, 0), alike(lse, 0)
             if p.gaps:
                 gone = (dead == i) | (dead == 2) | (p.alone and side == "b")
                 lse = lse.masked_fill(gone, -math.inf)
@@ -332,7 +345,9 @@ class MergeAttention(Family):
             yield self.case(dtype, "edge", lead=[9], H=3, E=80, apart=60.0)
             yield self.case(dtype, "edge", lead=[9], H=3, E=40, alone=True)  # a copy of a, never a itself
             yield self.case(dtype, "edge", lead=[9], H=3, E=80, equal=True, gaps=False)
-        yield self.case("float32", "edge", lead=[9], H=3, E=33, size=2000.0)
+            yield self.case(dtype, "edge", lead=[9], H=3, E=33, size=2000.0)  # exponentials overflow
+            yield self.case(dtype, "edge", "special", lead=[6], H=3, E=24, gaps=False, special=True)
+            yield self.case(dtype, "edge", "strided", lead=[6], H=3, E=40, gaps=False, broadcast=True)
         yield self.case("bfloat16", "edge", lead=[1], H=71, E=1)
         yield self.case("bfloat16", "edge", lead=[5], H=2, E=576)
         for dtype in DTYPES:

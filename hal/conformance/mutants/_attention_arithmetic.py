@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hal.conformance.mutants._plain_attention import changed, dense, plain, referenced, spoilt, wide
+from hal.conformance.mutants.coarse import IDENTITY
 from hal.conformance.mutants.mutant import Arguments, Candidate, Fault, Mutant, after, each, weaker
 
 __all__ = ["MUTANTS"]
@@ -236,7 +237,6 @@ def _in_float32(s: Arguments) -> Results:
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 WIDE_ALREADY = "float32 is the compute dtype there, and honest"
-NOT_CUT = "cutting float32's or float64's last bit moves o by 2u|Y|, and E of attention holds 4u·Σp|v| ≥ 4u|Y| and more"
 
 SPECIAL = [
     *each(ALL, "NaN becomes 0", "special values", spoilt(
@@ -260,7 +260,7 @@ PRECISION = [
         total=lambda p: p.sum(-1, keepdim=True).to(BFLOAT16).to(p.dtype)
     )),
     *each(ALL, "results are cut, not rounded", "precision", plain(to=_cut),
-          invisible={"float64": NOT_CUT, "float32": NOT_CUT}),
+          invisible=IDENTITY),
     *each(ALL, "float64 is computed in float32", "precision", lambda op: dense(op, _in_float32),
           invisible=dict.fromkeys(("float32", "bfloat16", "float16"), WIDE_ALREADY)),
 ]  # fmt: skip

@@ -45,6 +45,8 @@ def _from_the_left(left: Side, right: Side, s: Arguments) -> tuple[Side, Side]:
 
 def _one_more(seen: Tensor, sign: int) -> Tensor:
     """In the middle row of the first head, the next key on one side is seen too."""
+    if not seen.numel():
+        return seen
     found = seen.clone()
     i = seen.shape[2] // 2
     row = seen[0, 0, i].nonzero()

@@ -22,7 +22,12 @@ def _beside(lse: Tensor, out: Tensor) -> Tensor:
 
 
 def _spoilt(change: Callable[[Tensor, Tensor, Arguments], Results]) -> Fault:
-    return lambda op: after(op, lambda found, a: change(found[0], found[1], a))
+    def changed(found: Results, a: Arguments) -> Results:
+        out, lse = change(*found, a)
+        # torch.where lies as its condition does
+        return (out if out is a["out_a"] else out.contiguous()), lse.contiguous()
+
+    return lambda op: after(op, changed)
 
 
 def _given(change: Callable[[Arguments], Arguments]) -> Fault:
@@ -75,13 +80,15 @@ def _weighed(digits: torch.dtype) -> Fault:
     """Merging written once more, with weights of these digits."""
 
     def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Results:
-        lse = torch.logaddexp(lse_a, lse_b)
-        top = lse.masked_fill(lse == -math.inf, 0.0)
+        top = torch.maximum(lse_a, lse_b)
+        top = top.masked_fill(top == -math.inf, 0.0)
+        shares = [torch.exp(lse - top) for lse in (lse_a, lse_b)]
+        total = shares[0] + shares[1]
         out = torch.zeros_like(wide(out_a), memory_format=torch.contiguous_format)
-        for piece, logs in ((out_a, lse_a), (out_b, lse_b)):
-            w = _beside(torch.exp(logs - top).to(digits).to(lse.dtype), piece)
+        for piece, share in ((out_a, shares[0]), (out_b, shares[1])):
+            w = _beside((share / total.masked_fill(total == 0, 1.0)).to(digits).to(share.dtype), piece)
             out = out + w * torch.where(w == 0, 0.0, wide(piece))
-        return out.to(out_a.dtype), lse.contiguous()
+        return out.to(out_a.dtype), (top + torch.log(total)).contiguous()
 
     return lambda op: merge
 

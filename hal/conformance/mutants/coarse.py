@@ -15,7 +15,7 @@ __all__ = ["FLOAT32", "IDENTITY", "bfloat16_sum", "in_float32", "rounded", "wide
 
 FLOAT32 = dict.fromkeys(("float32", *HALVES), "float32 is what the contract computes in")
 IDENTITY = dict.fromkeys(
-    ("float64", "float32"), "the dtype is the one computed in, so a rounding to it between two steps is the identity"
+    ("float64", "float32"), "the dtype is the one computed in, so that rounding or cutting to it is the identity"
 )
 
 

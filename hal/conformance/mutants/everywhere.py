@@ -254,7 +254,7 @@ _BLOCKS = ("paged_attention", "gather_kv_cache")
 _BATCHED = tuple(op for op in CONVENTIONS["run to run"] if op != "gather_kv_cache")
 
 MUTANTS: list[Mutant] = [
-    *each(CONVENTIONS["empty inputs"], "nothing cannot be launched", "empty inputs", _no_launch_of_nothing),
+    *each(CONVENTIONS["empty inputs"], "nothing cannot be launched", "empty inputs", _no_launch_of_nothing, form=True),
     *_of_each_input("strides", "{} is taken to be dense", lambda op, name: _reread(op, name, _as_dense)),
     *(mutant for op in CONVENTIONS["strides"] if _parameters(op)[0] not in _CACHES
       for mutant in each(op, "the last stride is taken to be 1", "strides",
@@ -265,7 +265,7 @@ MUTANTS: list[Mutant] = [
     *(mutant for op in _RESULTS
       for mutant in each(op, "the result takes the memory of an input", "results are new",
                          lambda op: _in_place_of(op, _parameters(op)[0]), invisible=_NO_ROOM.get(op))),
-    *each(_RESULTS, "results have gaps", "results are new", lambda op: _each_result(op, _strided)),
+    *each(_RESULTS, "results have gaps", "results are new", lambda op: _each_result(op, _strided), form=True),
     *each(CONVENTIONS["memory"], "the last element is not written", "memory",
           lambda op: _into_own_memory(op, _all_but_the_last)),
     *each(CONVENTIONS["memory"], "one element past the end is written", "memory",

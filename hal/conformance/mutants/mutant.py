@@ -32,7 +32,9 @@ class Mutant:
 
     name: what is wrong, in words. convention: the convention that it breaks, a key of `conventions.CONVENTIONS`.
     make: the candidate. Of a graded fault it takes the strength, and `strength` is the weakest that must be seen.
-    gradient: the fault is in the backward pass. invisible: dtypes in which no case can show it, with the derivation.
+    gradient: the fault is in the backward pass. form: it is one that R8 alone sees, a crash or a result of the wrong
+    form; any other mutant that R8 alone rejects is broken, not caught. invisible: dtypes in which no case can show it,
+    with the derivation.
     """
 
     op: str
@@ -41,6 +43,7 @@ class Mutant:
     make: Callable[[float], Candidate]
     strength: float | None = None
     gradient: bool = False
+    form: bool = False
     invisible: Mapping[str, str] = field(default_factory=dict)
 
     def candidate(self, strength: float | None = None) -> Candidate:
@@ -55,12 +58,13 @@ def each(
     fault: Fault,
     *,
     gradient: bool = False,
+    form: bool = False,
     invisible: Mapping[str, str] | None = None,
 ) -> list[Mutant]:
     """The same fault in several operators."""
     listed = (ops,) if isinstance(ops, str) else tuple(ops)
     return [
-        Mutant(op, name, convention, functools.partial(_plain, fault, op), None, gradient, invisible or {})
+        Mutant(op, name, convention, functools.partial(_plain, fault, op), None, gradient, form, invisible or {})
         for op in listed
     ]
 
@@ -78,7 +82,7 @@ def weaker(
     """The same graded fault in several operators; `strength` is the weakest that the suite must see."""
     listed = (ops,) if isinstance(ops, str) else tuple(ops)
     return [
-        Mutant(op, name, convention, functools.partial(fault, op), strength, gradient, invisible or {})
+        Mutant(op, name, convention, functools.partial(fault, op), strength, gradient, invisible=invisible or {})
         for op in listed
     ]
 

@@ -125,11 +125,16 @@ def last_weight_lost(normed_TF: Tensor, scale_F: Tensor) -> Tensor:
 def squares_overflow(op: str) -> Candidate:
     """Squares are taken in x's dtype."""
 
-    def variance(x_TF: Tensor) -> Tensor:
-        return mean(x_TF.square().masked_fill(x_TF.square() > torch.finfo(torch.float16).max, math.inf))
+    def overflown(r: Any, a: Arguments) -> Any:
+        largest = torch.finfo(a["x"].dtype).max
 
-    overflown: Any = norm(op, variance=variance)
-    return after(op, lambda r, a: overflown(**a) if a["x"].dtype is torch.float16 else r)
+        def variance(x_TF: Tensor) -> Tensor:
+            return mean(x_TF.square().masked_fill(x_TF.square() > largest, math.inf))
+
+        call: Any = norm(op, variance=variance)
+        return call(**a)
+
+    return after(op, overflown)
 
 
 def finite(a: Arguments) -> Arguments:
