@@ -317,7 +317,6 @@ def test_an_ascend_device_is_merged_with_its_bin_and_family(monkeypatch):
         is_available=lambda: True,
         device_count=lambda: 1,
         current_device=lambda: 0,
-        current_device=lambda: 0,
         set_device=lambda i: None,
         get_device_name=lambda i: "Ascend910B4",
         get_device_properties=lambda i: SimpleNamespace(
