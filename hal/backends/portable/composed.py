@@ -18,10 +18,11 @@ _NO_FLOAT64 = frozenset({"npu", "mps"})
 
 def _computes(a: Args) -> Iterable[str]:
     """The device's ATen computes in the dtype."""
-    device_type = next((t.device.type for t in vars(a).values() if isinstance(t, Tensor)), "cpu")
-    held = (t for value in vars(a).values() for t in (value if isinstance(value, list) else [value]))
-    # Tensors of the dtype, and results asked for in it.
-    if device_type in _NO_FLOAT64 and any(getattr(t, "dtype", t) is torch.float64 for t in held):
+    given = [item for value in vars(a).values() for item in (value if isinstance(value, list) else [value])]
+    tensors = [item for item in given if isinstance(item, Tensor)]
+    device_type = tensors[0].device.type if tensors else "cpu"
+    asked = {t.dtype for t in tensors} | {item for item in given if isinstance(item, torch.dtype)}
+    if device_type in _NO_FLOAT64 and torch.float64 in asked:
         yield f"torch's operators for {device_type} compute no float64"
 
 
