@@ -6,7 +6,7 @@ gradients stand in test_gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -27,7 +27,8 @@ from hal.conformance.mutants import (
     norms,
     sampling,
 )
-from hal.conformance.mutants._plain_attention import changed, plain, spoilt
+from hal.conformance.mutants._plain_attention import plain, spoilt
+from hal.conformance.mutants.coarse import wide
 from hal.conformance.mutants.mutant import Candidate, before, differentiated
 from hal.contract import OPS
 
@@ -43,13 +44,12 @@ def templates(op: str) -> Iterator[tuple[str, Candidate]]:
     if op in norms.NORMS:
         yield "norm", norms.norm(op)
     if op == "add_rms_norm":
-        yield "sum", norms.taken(lambda total, a: norms.wide(a["x"]) + norms.wide(a["residual"]))
+        yield "sum", norms.taken(lambda total, a: wide(a["x"]) + wide(a["residual"]))
     if op in _gates.GATED:
         yield "gated", _gates.gated(op)
     if op in ATTENTION:
         yield "plain", plain()(op)
         yield "spoilt", spoilt(lambda o, lse, s: (o, lse))(op)
-        yield "changed", changed(lambda s: {})(op)
     if op in sampling.SAMPLERS:
         yield "plain", sampling.plain(op)
     if op == sampling.SAMPLE:
@@ -60,7 +60,7 @@ def templates(op: str) -> Iterator[tuple[str, Candidate]]:
     if op == "write_kv_cache":
         yield "quantising", _cache_codes.quantising(lambda ratio, to: ratio)(op)
         yield "writing", _cache_writing.write(lambda a, held: None)(op)
-    alone = {
+    alone: dict[str, Callable[[], Candidate]] = {
         "linear": _linear.product,
         "softmax": _softmax.share,
         "rotary_embedding": _rotary.rotation,

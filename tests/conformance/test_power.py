@@ -17,7 +17,7 @@ from hal.cli import app
 from hal.conformance import power
 from hal.conformance.case import cases
 from hal.conformance.mutants import Mutant, mutants
-from hal.conformance.mutants.conventions import CONVENTIONS, GRADIENTS
+from hal.conformance.mutants.conventions import CONVENTIONS, GRADIENTS, UNSEEN
 from hal.conformance.mutants.mutant import DTYPES, after, reference, weaker
 from hal.conformance.subject import Subject
 from hal.contract import OPS
@@ -39,6 +39,11 @@ def test_every_convention_has_a_mutant_in_every_operator_that_it_touches() -> No
         assert there - wanted == set()
 
 
+def test_what_no_case_can_show_is_said_with_the_reason_and_has_no_mutant() -> None:
+    assert not set(UNSEEN) & {mutant.convention for mutant in mutants()}
+    assert all(len(why) > 20 for why in UNSEEN.values())
+
+
 def test_every_operator_of_the_contract_has_mutants_and_every_differentiable_one_in_its_gradients() -> None:
     assert {mutant.op for mutant in mutants()} == {op for op in OPS if cases(op)}
     assert {mutant.op for mutant in mutants() if mutant.gradient} == {name for name, op in OPS.items() if op.grad}
@@ -57,6 +62,21 @@ def test_a_mutant_that_no_case_kills_fails_the_proof(monkeypatch: pytest.MonkeyP
     report = power.prove(("softmax",))
     assert [cell.status for cell in report.cells] == ["survived"] * 4
     assert report.exit_status() == 1 and report.bad == report.cells
+
+
+def test_a_crash_is_no_kill_unless_it_is_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(y: Any, a: Any) -> Any:
+        raise RuntimeError("broken")
+
+    def make(strength: float) -> Any:
+        return after("softmax", crash)
+
+    planted(monkeypatch, mutant(make))
+    assert {cell.status for cell in power.prove(("softmax",)).cells} == {"survived"}
+    planted(monkeypatch, mutant(make, form=True))
+    assert {(cell.status, cell.rule) for cell in power.prove(("softmax",)).cells} == {("killed", "R8")}
+    planted(monkeypatch, mutant(make, invisible=dict.fromkeys(DTYPES, "no case shows it")))
+    assert {cell.status for cell in power.prove(("softmax",)).cells} == {"misjudged"}
 
 
 def test_a_kill_names_its_case_and_rule_and_a_graded_fault_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:

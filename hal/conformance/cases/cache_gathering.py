@@ -81,11 +81,10 @@ class GatherKvCache(Family):
             "out_dtype": None if held is dtype and p.out is None else dtype,
             "cu_seqlens_k_cpu": cu.clone() if p.cpu else None,
         }
-        for name in ("k_cache", "v_cache"):
-            if p.special and held.itemsize > 1:
-                args[name] = special(draw, name, args[name])
-            if p.broadcast:  # one head, told as several
-                args[name] = alike(args[name], 2)
+        if p.special and held.itemsize > 1:
+            args |= {name: special(draw, name, args[name]) for name in ("k_cache", "v_cache")}
+        if p.broadcast and p.scale == "head":  # caches may not overlap with themselves
+            args |= {name: alike(args[name], 0) for name in ("k_scale", "v_scale")}
         draft = Draft(args)
         unread = ~read_slots(lengths, p.P, table, blocks)[:, :, None, None]
         draft.unused |= {"block_table": spare_entries(lengths, p.P, table), "k_cache": unread, "v_cache": unread}
@@ -101,7 +100,7 @@ class GatherKvCache(Family):
                 yield self.case(dtype, "grid", "poison", k=[5, 70], P=64, K=3, D=40, cache=held, scale="head")
             yield self.case(dtype, "edge", "empty", k=[], tail=3)
             yield self.case(dtype, "edge", "special", k=[16, 32], spare=0, D=24, special=True)
-            yield self.case(dtype, "edge", "strided", k=[16, 32], spare=0, D=24, broadcast=True)
+            yield self.case(dtype, "edge", "strided", k=[5, 20], K=3, cache="int8", scale="head", broadcast=True)
         for dtype in HALVES:
             yield self.case(dtype, "grid", "poison", k=[5, 9], cache="float8_e4m3fn")
             yield self.case(dtype, "grid", "poison", k=[5, 9], cache="float32")

@@ -99,8 +99,8 @@ class PagedAttention(Family):
         if held is FP8 and p.kv_scale is None:
             for name in ("k_cache", "v_cache"):  # scale 1: codes of ordinary size
                 args[name] = draw.normal(name, tuple(args[name].shape)).float().to(FP8)
-        if p.broadcast:  # one kv head, told as several
-            args |= {name: alike(args[name], 2) for name in ("k_cache", "v_cache")}
+        if p.broadcast:  # caches may not overlap with themselves
+            args["q"] = alike(args["q"], 1)
         draft = Draft(args)
         unread = torch.ones(blocks, p.P, dtype=torch.bool)
         for b, unseen in enumerate(unseen_keys(q_lens, k_lens, p.causal, p.window)):

@@ -21,6 +21,7 @@ def mutants() -> tuple[Mutant, ...]:
         attention_gradients,
         cache,
         everywhere,
+        everywhere_gradients,
         gradients,
         losses,
         norms,
@@ -30,7 +31,8 @@ def mutants() -> tuple[Mutant, ...]:
     from hal.contract import OPS
 
     modules = (
-        everywhere, norms, pointwise, losses, attention, cache, sampling, gradients, attention_gradients
+        everywhere, norms, pointwise, losses, attention, cache, sampling, gradients, attention_gradients,
+        everywhere_gradients,
     )  # fmt: skip
     found = [mutant for module in modules for mutant in module.MUTANTS]
     order = {op: at for at, op in enumerate(OPS)}

@@ -19,6 +19,11 @@ def given(change: Change) -> Callable[[str], Candidate]:
     return lambda op: before(op, change)
 
 
+def finite(t: Tensor) -> Tensor:
+    """Infinity as the largest number; NaN stays."""
+    return t.clamp(-torch.finfo(t.dtype).max, torch.finfo(t.dtype).max)
+
+
 def raw(t: Tensor) -> Tensor:
     """Codes as bytes, which every operation takes."""
     return t.view(torch.uint8) if t.element_size() == 1 else t

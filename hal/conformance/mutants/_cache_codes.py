@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hal.conformance.mutants._cache_changes import READERS, Change, given
+from hal.conformance.mutants._cache_changes import READERS, Change, finite, given
 from hal.conformance.mutants.mutant import Arguments, Candidate, Mutant, before, each, weaker
 
 __all__ = ["MUTANTS"]
@@ -113,7 +113,7 @@ MUTANTS: list[Mutant] = [
     *each(QUANTISED, "all heads have the first one's scale", "quantisation", given(scale_of_first_head)),
     *each(QUANTISED, "k and v swap their scales", "quantisation", given(scales_swapped)),
     *each(QUANTISED, "v has the scale of k", "quantisation", given(v_has_the_scale_of_k)),
-    *each(QUANTISED, "there is no scale", "quantisation", given(no_scale)),
+    *each(QUANTISED, "codes have no scale", "quantisation", given(no_scale)),
     *each(QUANTISED, "the scale is rounded to bfloat16", "quantisation", given(scale_in_16_bits)),
     *weaker(QUANTISED, "scales are off", "quantisation", scale_off, 2.0**-8),
     *each(READERS, "int8 codes are read as unsigned", "quantisation",
@@ -142,7 +142,7 @@ MUTANTS: list[Mutant] = [
     *each("write_kv_cache", "NaN becomes 0 in a cache of floats", "special values",
           floats_only(lambda x: x.masked_fill(x.isnan(), 0.0))),
     *each("write_kv_cache", "infinity becomes the largest float", "special values",
-          floats_only(lambda x: x.clamp(-torch.finfo(x.dtype).max, torch.finfo(x.dtype).max))),
+          floats_only(finite)),
     *each("write_kv_cache", "NaN becomes the lowest int8 code", "special values",
           for_int8(lambda r: r.masked_fill(r.isnan(), -math.inf))),
     *each("write_kv_cache", "infinity becomes 0 in int8", "special values",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.conformance.mutants._cache_changes import CACHES, READERS, Change, given, raw
+from hal.conformance.mutants._cache_changes import CACHES, READERS, Change, finite, given, raw
 from hal.conformance.mutants.mutant import Arguments, Mutant, after, each
 
 __all__ = ["MUTANTS"]
@@ -164,6 +164,11 @@ MUTANTS: list[Mutant] = [
     *each("gather_kv_cache", "a sequence starts with the last key of the one before", "ragged ends",
           lambda op: after(op, first_row_of_a_sequence)),
     *each("gather_kv_cache", "unused slots are multiplied by 0", "hidden NaN", lambda op: after(op, whole_pages_added)),
+    # special values
+    *each("gather_kv_cache", "NaN becomes 0", "special values",
+          lambda op: after(op, lambda r, a: tuple(t.masked_fill(t.isnan(), 0.0) for t in r))),
+    *each("gather_kv_cache", "infinity becomes the largest number", "special values",
+          lambda op: after(op, lambda r, a: tuple(finite(t) for t in r))),
     # KV cache and block table, reading
     *each(READERS, "one slot of k repeats the one before", "KV cache", given(slot_repeats("k_cache", 1))),
     *each(READERS, "the last slot of one page of v repeats the one before", "KV cache",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hal.conformance.mutants._cache_changes import CACHES, given, raw
+from hal.conformance.mutants._cache_changes import CACHES, finite, given, raw
 from hal.conformance.mutants.mutant import Arguments, Candidate, Mutant, after, each, reference
 from hal.contract import OPS
 
@@ -141,6 +141,17 @@ def one_by_one(backwards: bool) -> Callable[[str], Candidate]:
     return lambda op: call
 
 
+def copied_floats(change: Callable[[Tensor], Tensor]) -> Callable[[str], Candidate]:
+    """What was copied of floats, changed."""
+
+    def changed(_: None, a: Arguments) -> None:
+        for cache in (*a["k_caches"], *a["v_caches"]):
+            if cache.element_size() > 1:
+                cache[a["dst"]] = change(cache[a["dst"]])
+
+    return lambda op: after(op, changed)
+
+
 def sources_cleared(op: str) -> Candidate:
     """Blocks are moved: a source that is no destination ends up zero."""
 
@@ -175,4 +186,7 @@ MUTANTS: list[Mutant] = [
     *each("copy_kv_blocks", "pairs are copied one by one", "KV cache", one_by_one(False)),
     *each("copy_kv_blocks", "pairs are copied one by one, the last first", "KV cache", one_by_one(True)),
     *each("copy_kv_blocks", "sources are cleared", "KV cache", sources_cleared),
+    # special values
+    *each("copy_kv_blocks", "NaN becomes 0", "special values", copied_floats(lambda t: t.masked_fill(t.isnan(), 0.0))),
+    *each("copy_kv_blocks", "infinity becomes the largest number", "special values", copied_floats(finite)),
 ]  # fmt: skip

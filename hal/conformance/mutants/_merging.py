@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hal.conformance.mutants._cache_changes import finite
 from hal.conformance.mutants._plain_attention import wide
 from hal.conformance.mutants.mutant import Arguments, Fault, Mutant, after, before, each, reference, weaker
 
@@ -93,6 +94,12 @@ def _weighed(digits: torch.dtype) -> Fault:
     return lambda op: merge
 
 
+def _overflowing(out: Tensor, lse: Tensor, a: Arguments) -> Results:
+    """No maximum is taken out."""
+    lost = (a["lse_a"].exp() + a["lse_b"].exp()).isinf()
+    return out.masked_fill(_beside(lost, out), math.nan), lse.masked_fill(lost, math.inf)
+
+
 def _leaking(a: Arguments, out: Tensor) -> Tensor:
     """What 0 times an empty piece leaves."""
     empty: Tensor = (_nothing(a["lse_a"], out) * a["out_a"]) + (_nothing(a["lse_b"], out) * a["out_b"])
@@ -140,6 +147,17 @@ LSE = [
             lambda op, s: after(op, lambda found, a: (found[0], found[1] + s)), 2.0**-8),
 ]  # fmt: skip
 
+SPECIAL = [
+    *each(OP, "NaN becomes 0", "special values", _spoilt(
+        lambda out, lse, a: (out.masked_fill(out.isnan(), 0.0), lse)
+    )),
+    *each(OP, "infinity becomes the largest number", "special values", _spoilt(lambda out, lse, a: (finite(out), lse))),
+    *each(OP, "an lse of NaN becomes -inf", "special values", _spoilt(
+        lambda out, lse, a: (out, lse.masked_fill(lse.isnan(), -math.inf))
+    )),
+    *each(OP, "exponentials overflow", "special values", _spoilt(_overflowing)),
+]  # fmt: skip
+
 PRECISION = [
     *each(OP, "the weights have bfloat16's digits", "precision", _weighed(torch.bfloat16)),
     *each(OP, "the weights have float16's digits", "precision", _weighed(torch.float16)),
@@ -148,4 +166,4 @@ PRECISION = [
     )),
 ]  # fmt: skip
 
-MUTANTS: list[Mutant] = [*MERGING, *ROWS, *LSE, *PRECISION]
+MUTANTS: list[Mutant] = [*MERGING, *ROWS, *LSE, *SPECIAL, *PRECISION]

@@ -5,6 +5,7 @@ Shape letters: T rows, F features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from hal.conformance.mutants._gradient_changes import (
     over_rows,
 )
 from hal.conformance.mutants.coarse import rounded, wide
-from hal.conformance.mutants.mutant import Candidate, Gradients, Mutant, differentiated, written
+from hal.conformance.mutants.mutant import Candidate, Gradients, Mutant, asked, differentiated, written
 from hal.conformance.mutants.norms import NORMS, RMS, mean
 from hal.contract import OPS, Args
 from hal.recording import recompute
@@ -37,6 +38,7 @@ def rms_norm(
     normed: Step = same,
     root: Step = same,
     rows: Step = over_rows,
+    eps: Callable[[float], float] = lambda eps: eps,
     offset: bool = True,
     sum_too: bool = True,
     weighed: bool = True,
@@ -49,7 +51,7 @@ def rms_norm(
             x_TF = x_TF + wide(a.residual)
             x_TF = x_TF.to(dtype).to(x_TF.dtype) if a.round_residual else x_TF
         dy_TF = torch.zeros_like(x_TF) if grads[0] is None else wide(grads[0])
-        r_T1 = root((mean(x_TF.square()) + max(a.eps, torch.finfo(x_TF.dtype).tiny)).rsqrt())
+        r_T1 = root((mean(x_TF.square()) + max(eps(a.eps), torch.finfo(x_TF.dtype).tiny)).rsqrt())
         hat_TF = normed(x_TF * r_T1)
         g_TF = dy_TF
         early = a.round_before_weight
@@ -76,6 +78,7 @@ def layer_norm(
     normed: Step = same,
     root: Step = same,
     rows: Step = over_rows,
+    eps: Callable[[float], float] = lambda eps: eps,
     weighed: bool = True,
 ) -> Candidate:
     """dx = r(g − mean g − x̂·mean(g·x̂)), dw = Σ dy·x̂, db = Σ dy; centred: what becomes of mean g."""
@@ -83,7 +86,7 @@ def layer_norm(
     def formula(a: Args, grads: Any) -> Found:
         x_TF, dy_TF = wide(a.x), wide(grads[0])
         x_TF = x_TF - mean(x_TF)
-        r_T1 = root((mean(x_TF.square()) + max(a.eps, torch.finfo(x_TF.dtype).tiny)).rsqrt())
+        r_T1 = root((mean(x_TF.square()) + max(eps(a.eps), torch.finfo(x_TF.dtype).tiny)).rsqrt())
         hat_TF = normed(x_TF * r_T1)
         g_TF = dy_TF if a.weight is None or not weighed else dy_TF * a.weight.to(dy_TF.dtype)
         dx_TF = (g_TF - centred(mean(g_TF)) - hat_TF * projected(mean(g_TF * hat_TF))) * r_T1
@@ -127,6 +130,10 @@ MUTANTS: list[Mutant] = [
             lambda op, s: layer_norm(centred=lambda t: t * (1 - s)), 2.0**-8),
     *graded(NORMS, "1 / root is a little more", "statistics",
             lambda op, s: norm(op, root=lambda t: t * (1 + s)), 2.0**-8),
+    *gradient(NORMS, "eps is left out", "eps", lambda op: asked(op, eps=1e-30)),
+    *gradient(NORMS, "eps is 1e-5 at least", "eps", lambda op: norm(op, eps=lambda eps: max(eps, 1e-5))),
+    *graded(NORMS, "eps is a little more", "eps",
+            lambda op, s: norm(op, eps=lambda eps: eps * (1 + s)), 2.0**-8),
     *gradient(NORMS, "the weight gets nothing", "weight", lambda op: nothing(op, "weight")),
     *gradient(NORMS, "x's gradient goes without the weight", "weight", lambda op: norm(op, weighed=False)),
     *gradient(NORMS, "the weight's gradient lacks the last row", "weight", lambda op: norm(op, rows=but_the_last)),

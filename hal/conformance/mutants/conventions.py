@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CONVENTIONS", "GRADIENTS"]
+__all__ = ["CONVENTIONS", "GRADIENTS", "UNSEEN"]
 
 _ATTENTION = ("attention", "attention_varlen", "paged_attention")
 _RMS = ("rms_norm", "add_rms_norm")
@@ -47,18 +47,21 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
     "ties": _SAMPLERS,
     "draw": ("top_k_top_p_sample",),
     "cross entropy": _LOSS,
-    "special values": ("linear", *_NORMS, *_POINTWISE, *_ATTENTION, *_LOSS, *_SAMPLERS, "write_kv_cache"),
+    "special values": ("linear", *_NORMS, *_POINTWISE, *_ATTENTION, *_LOSS, *_SAMPLERS, "merge_attention",
+                       "gather_kv_cache", *_WRITERS),
     "empty inputs": (*_RESULTS, *_WRITERS),
     "strides": (*_RESULTS, *_WRITERS),
     "inputs stay": (*_RESULTS, *_WRITERS),
     "results are new": _RESULTS,
-    "memory": _RESULTS,
-    "run to run": _RESULTS,
+    "memory": (*_RESULTS, *_WRITERS),
+    "run to run": (*_RESULTS, *_WRITERS),
     "precision": (
         "linear", *_NORMS, *_POINTWISE, *_ATTENTION, "merge_attention", *_LOSS, "top_k_top_p_probs"
     ),
 }  # fmt: skip
 """Convention -> operators whose results show it."""
+
+_DIFFERENTIABLE = ("linear", *_NORMS, *_POINTWISE, "attention", "attention_varlen", *_LOSS)
 
 GRADIENTS: dict[str, tuple[str, ...]] = {
     "row without keys": ("attention", "attention_varlen"),
@@ -73,12 +76,21 @@ GRADIENTS: dict[str, tuple[str, ...]] = {
     "grouped heads": ("attention", "attention_varlen"),
     "lse": ("attention", "attention_varlen"),
     "statistics": _NORMS,
+    "eps": _NORMS,
     "weight": _NORMS,
     "rotary": ("rotary_embedding",),
     "gates": ("silu_and_mul", "gelu_and_mul"),
     "softmax": ("softmax",),
     "product": ("linear",),
     "cross entropy": _LOSS,
-    "precision": ("linear", *_NORMS, *_POINTWISE, "attention", "attention_varlen", *_LOSS),
+    "empty inputs": _DIFFERENTIABLE,
+    "strides": _DIFFERENTIABLE,
+    "inputs stay": _DIFFERENTIABLE,
+    "precision": _DIFFERENTIABLE,
 }
 """Convention -> operators whose gradients show it."""
+
+UNSEEN: dict[str, str] = {
+    "offsets": "a 32-bit address first wraps around past 2^31 elements, and the largest case holds some millions",
+}
+"""Convention that no case can show -> the reason."""

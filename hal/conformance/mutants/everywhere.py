@@ -15,7 +15,7 @@ from hal.conformance.mutants.conventions import CONVENTIONS
 from hal.conformance.mutants.mutant import HALVES, Arguments, Candidate, Mutant, after, before, each, reference, weaker
 from hal.contract import OPS, Args
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "as_dense", "last_bit_of_the_last_element", "tensors"]
 
 Outs = tuple[Tensor, ...]
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -36,7 +36,7 @@ def _each_result(op: str, change: Callable[[Tensor], Tensor]) -> Candidate:
     return _results(op, lambda outs, a: tuple(change(y) if y.numel() else y for y in outs))
 
 
-def _tensors(a: Arguments) -> Iterator[Tensor]:
+def tensors(a: Arguments) -> Iterator[Tensor]:
     for value in a.values():
         if isinstance(value, Tensor):
             yield value
@@ -55,7 +55,7 @@ def _parameters(op: str) -> tuple[str, ...]:
 
 def _no_launch_of_nothing(op: str) -> Candidate:
     def check(a: Arguments) -> Arguments:
-        if any(t.numel() == 0 for t in _tensors(a)):
+        if any(t.numel() == 0 for t in tensors(a)):
             raise RuntimeError("invalid configuration argument: a grid of 0 blocks")
         return {}
 
@@ -65,7 +65,7 @@ def _no_launch_of_nothing(op: str) -> Candidate:
 # Strides
 
 
-def _as_dense(t: Tensor) -> Tensor:
+def as_dense(t: Tensor) -> Tensor:
     if any(n > 1 and stride == 0 for n, stride in zip(t.shape, t.stride(), strict=True)):
         return t  # a dense walk would leave the memory that an expanded tensor has
     dense = t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride(), t.storage_offset())
@@ -76,6 +76,22 @@ def _last_stride_1(t: Tensor) -> Tensor:
     if t.ndim == 0 or t.shape[-1] < 2 or t.stride(-1) == 0:
         return t
     return _in_range(t.as_strided(t.shape, (*t.stride()[:-1], 1), t.storage_offset()), t)
+
+
+def _first_alone(t: Tensor) -> Tensor:
+    """Along an axis with a stride of 0 a dense walk meets something else; here it is zeros."""
+    for axis, (n, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        if n > 1 and stride == 0:
+            t = t.contiguous()
+            t.narrow(axis, 1, n - 1).zero_()
+    return t
+
+
+def _expanded_as_dense(op: str) -> Candidate:
+    def change(a: Arguments) -> Arguments:
+        return {name: _first_alone(t) for name, t in a.items() if isinstance(t, Tensor) and name not in OPS[op].mutates}
+
+    return before(op, change)
 
 
 def _in_range(read: Tensor, t: Tensor) -> Tensor:
@@ -109,7 +125,7 @@ def _scribbled(op: str, name: str, scribble: Callable[[Tensor], object]) -> Cand
     return after(op, change)
 
 
-def _last_bit_of_the_last_element(t: Tensor) -> None:
+def last_bit_of_the_last_element(t: Tensor) -> None:
     last = t[tuple(slice(n - 1, n) for n in t.shape)].reshape(-1) if t.ndim else t.view(1)
     last.view(torch.uint8).bitwise_xor_(1)
 
@@ -167,6 +183,22 @@ def _from_a_dirty_workspace(new: Tensor, y: Tensor) -> None:
     new.copy_(y + sums.clamp(-1, 1).to(y.dtype) if y.is_floating_point() else y + sums.view(torch.int32))
 
 
+def _past_the_cache(op: str) -> Candidate:
+    """An operator that writes caches writes one element behind each."""
+
+    def change(_: None, a: Arguments) -> None:
+        for t in _written(op, a):
+            end = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+            t.as_strided((1,), (1,), end + 1).fill_(1)
+
+    return after(op, change)
+
+
+def _written(op: str, a: Arguments) -> list[Tensor]:
+    found = [t for t in tensors({name: a[name] for name in OPS[op].mutates}) if t.numel()]
+    return [t.view(torch.uint8) if t.element_size() == 1 else t for t in found]
+
+
 # Run to run, and the other bitwise promises
 
 
@@ -195,7 +227,18 @@ def _other_in_every_second_call(op: str) -> Candidate:
 
 
 def _other_when_strided(op: str) -> Candidate:
-    return _promising(op, lambda a: any(not t.is_contiguous() for t in _tensors(a)), Declares(stride_invariant=True))
+    return _promising(op, lambda a: any(not t.is_contiguous() for t in tensors(a)), Declares(stride_invariant=True))
+
+
+def _written_otherwise_in_every_second_call(op: str) -> Candidate:
+    calls = itertools.count()
+
+    def change(_: None, a: Arguments) -> None:
+        if next(calls) % 2 == 1:
+            for t in _written(op, a):
+                last_bit_of_the_last_element(t)
+
+    return after(op, change)
 
 
 _FEW = {"silu_and_mul": 4, "gelu_and_mul": 4}  # their cases ask for the last half of the rows, the others for one
@@ -251,31 +294,35 @@ def _of(fault: Callable[[str, str], Candidate], parameter: str, op: str) -> Cand
 _RESULTS = CONVENTIONS["results are new"]
 _NO_ROOM = {"top_k_top_p_probs": dict.fromkeys(HALVES, "float32 probabilities do not fit into 16-bit logits")}
 _BLOCKS = ("paged_attention", "gather_kv_cache")
-_BATCHED = tuple(op for op in CONVENTIONS["run to run"] if op != "gather_kv_cache")
+_WRITERS = tuple(op for op in CONVENTIONS["memory"] if op not in _RESULTS)
+_BATCHED = tuple(op for op in _RESULTS if op != "gather_kv_cache")
 
 MUTANTS: list[Mutant] = [
     *each(CONVENTIONS["empty inputs"], "nothing cannot be launched", "empty inputs", _no_launch_of_nothing, form=True),
-    *_of_each_input("strides", "{} is taken to be dense", lambda op, name: _reread(op, name, _as_dense)),
+    *_of_each_input("strides", "{} is taken to be dense", lambda op, name: _reread(op, name, as_dense)),
+    *each(CONVENTIONS["strides"], "a stride of 0 is taken to be dense", "strides", _expanded_as_dense),
     *(mutant for op in CONVENTIONS["strides"] if _parameters(op)[0] not in _CACHES
       for mutant in each(op, "the last stride is taken to be 1", "strides",
                          lambda op: _reread(op, _parameters(op)[0], _last_stride_1))),
     *_of_each_input("inputs stay", "{} is used as scratch", lambda op, name: _scribbled(op, name, Tensor.zero_)),
     *_of_each_input("inputs stay", "one bit of {} changes",
-                    lambda op, name: _scribbled(op, name, _last_bit_of_the_last_element)),
+                    lambda op, name: _scribbled(op, name, last_bit_of_the_last_element)),
     *(mutant for op in _RESULTS
       for mutant in each(op, "the result takes the memory of an input", "results are new",
                          lambda op: _in_place_of(op, _parameters(op)[0]), invisible=_NO_ROOM.get(op))),
     *each(_RESULTS, "results have gaps", "results are new", lambda op: _each_result(op, _strided), form=True),
-    *each(CONVENTIONS["memory"], "the last element is not written", "memory",
+    *each(_RESULTS, "the last element is not written", "memory",
           lambda op: _into_own_memory(op, _all_but_the_last)),
-    *each(CONVENTIONS["memory"], "one element past the end is written", "memory",
+    *each(_RESULTS, "one element past the end is written", "memory",
           lambda op: _into_own_memory(op, _one_more)),
-    *each(CONVENTIONS["memory"], "one element before the start is written", "memory",
+    *each(_RESULTS, "one element before the start is written", "memory",
           lambda op: _into_own_memory(op, _one_before)),
-    *each(CONVENTIONS["memory"], "a workspace is taken to hold zeros", "memory",
+    *each(_RESULTS, "a workspace is taken to hold zeros", "memory",
           lambda op: _into_own_memory(op, _from_a_dirty_workspace)),
-    *each(CONVENTIONS["run to run"], "every second call gives other bits", "run to run", _other_in_every_second_call),
-    *each(CONVENTIONS["run to run"], "strides give other bits, declared not to", "run to run", _other_when_strided),
+    *each(_WRITERS, "one element past a cache is written", "memory", _past_the_cache),
+    *each(_RESULTS, "every second call gives other bits", "run to run", _other_in_every_second_call),
+    *each(_WRITERS, "every second call writes other bits", "run to run", _written_otherwise_in_every_second_call),
+    *each(_RESULTS, "strides give other bits, declared not to", "run to run", _other_when_strided),
     *each(_BATCHED, "a row alone gives other bits, declared not to", "run to run", _other_when_alone),
     *each(_BLOCKS, "blocks elsewhere give other bits, declared not to", "run to run", _other_in_odd_blocks),
     *weaker([op for op in CONVENTIONS["precision"] if op in OPS], "every value is off", "precision", _off, 2.0**-8),
