@@ -10,6 +10,7 @@ from typing import Any
 
 from hal import host, settings
 from hal.contract import Tally
+from hal.descriptor import is_simulated
 from hal.errors import HalError
 from hal.files import write_whole
 
@@ -27,9 +28,13 @@ def tally(op: str, backend: str, implementation: str, kind: str, device: str) ->
 
 
 def report() -> dict[str, Any]:
-    """What ran so far: calls by operator and implementation, and synchronisations by who asked for them."""
+    """What ran so far: calls by operator and implementation, and synchronisations by who asked for them.
+
+    simulated: no hardware stands behind the device that a call was made for.
+    """
     used = sorted((t for t in _tallies.values() if t.calls), key=lambda t: (-t.calls, t.op))
-    return {"calls": [asdict(t) for t in used], "synchronisations": dict(host.synchronisations)}
+    calls = [asdict(t) | {"simulated": is_simulated(t.device)} for t in used]
+    return {"calls": calls, "synchronisations": dict(host.synchronisations)}
 
 
 def reset() -> None:

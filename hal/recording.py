@@ -104,7 +104,8 @@ def recompute(op: Op, a: Args, grads: tuple[Tensor | None, ...], needs: tuple[bo
         if op.optional_result is not None:
             arguments[op.optional_result] = grads[-1] is not None
         outs = op.outs(Args(**arguments), op.reference(**arguments))
-        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.requires_grad]
+        # an empty result passes nothing on, and some devices' backward passes refuse it
+        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.requires_grad and o.numel()]
         if not pairs:
             return tuple(None for _ in op.grad)
         found = torch.autograd.grad(

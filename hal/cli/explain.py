@@ -58,15 +58,18 @@ def explain(
     - `hal explain rms_norm --shape 4096,576 --dtype weight=float32 --set weight_offset=1`
     - `hal explain write_kv_cache --dtype k_cache=int8 --dtype v_cache=int8 --shape k_scale= --shape v_scale=`
     """
+    from hal.descriptor import is_simulated
     from hal.settings import use
 
     contract = _operator(op)
     with nullcontext() if backend is None else use(backend=backend):
         explanation, a = _explain(contract, shape or [], dtype or [], settings or [], device)
+    simulated = is_simulated(explanation.device.type)
     if as_json:
-        print_json({"call": _call(contract, a)} | explanation.to_dict())
+        print_json({"call": _call(contract, a), "simulated": simulated} | explanation.to_dict())
     else:
-        line(f"{_call(contract, a)} on {explanation.device}, backend {explanation.backend}")
+        device = f"{explanation.device}{' (simulated)' if simulated else ''}"
+        line(f"{_call(contract, a)} on {device}, backend {explanation.backend}")
         _print(explanation)
     raise typer.Exit(0 if explanation.chosen is not None else 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hal.descriptor.flavour import Flavour, TorchBuild, cuda_flavour
-from hal.descriptor.live import describe
+from hal.descriptor.live import describe, is_simulated
 from hal.descriptor.model import (
     UNITS,
     ComputeUnit,
@@ -33,6 +33,7 @@ __all__ = [
     "cuda_flavour",
     "describe",
     "find",
+    "is_simulated",
     "pick",
     "sheets",
 ]

@@ -16,7 +16,7 @@ from hal.descriptor.model import ComputeUnit, DeviceDescriptor, Figure, Figures,
 from hal.descriptor.sheets import find
 from hal.errors import DeviceError
 
-__all__ = ["describe"]
+__all__ = ["describe", "is_simulated"]
 
 _VENDOR_IDS = {
     "GenuineIntel": "Intel",
@@ -157,7 +157,7 @@ def _npu(where: torch.device) -> DeviceDescriptor:
         name=name,
         torch_device="npu",
         device=str(where),
-        simulated=_simulated(module),
+        simulated=is_simulated(where.type),
         compute=tuple(
             ComputeUnit(name=unit, count=read(getattr(props, key, None), "count"))
             for unit, key in (("cube core", "cube_core_num"), ("vector core", "vector_core_num"))
@@ -185,7 +185,7 @@ def _other(where: torch.device) -> DeviceDescriptor:
         name=str(name),
         torch_device=where.type,
         device=str(where),
-        simulated=_simulated(module),
+        simulated=is_simulated(where.type),
         memory=(MemoryLevel(name="device", size=read(total, "B")),),
     )
 
@@ -200,8 +200,9 @@ def _answer(module: Any, question: str, *arguments: Any) -> Any:
         return None
 
 
-def _simulated(module: Any) -> bool:
-    return getattr(module, "simulated", False) is True
+def is_simulated(device_type: str) -> bool:
+    """Whether no hardware stands behind the devices of this type, as their module in torch says; starts nothing."""
+    return getattr(_module(device_type), "simulated", False) is True
 
 
 def _cpu() -> DeviceDescriptor:

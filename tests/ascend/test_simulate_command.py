@@ -59,6 +59,12 @@ def test_what_is_left_out_comes_from_the_environment(started, monkeypatch):
     assert started[0][0] == SimulatorSettings(devices=5, strict=False)
 
 
+def test_an_empty_option_is_as_one_left_out(started, monkeypatch):
+    monkeypatch.setenv("ASCEND_SIM_DEVICES", "3")
+    assert hal("ascend", "--devices", "", "--trace", "", "--", "x").exit_code == 0
+    assert started[0][0] == SimulatorSettings(devices=3)
+
+
 def test_what_starts_says_that_it_is_simulated(started):
     assert "simulated CANN 8.5.0: 2 × Ascend910B3" in hal("ascend", "--", "x").output
 
@@ -142,6 +148,20 @@ def test_the_environment_is_that_of_a_cann(home, monkeypatch):
 def test_a_program_that_does_not_exist_is_named(home):
     with pytest.raises(ArgumentError, match="'no-such-program' is no program"):
         launch.execute(SimulatorSettings(), ["no-such-program"])
+
+
+def test_a_program_that_does_not_exist_leaves_the_trace_that_was(home, tmp_path):
+    trace = tmp_path / "trace"
+    trace.write_text("precious")
+    with pytest.raises(ArgumentError):
+        launch.execute(SimulatorSettings(trace=trace), ["no-such-program"])
+    assert trace.read_text() == "precious"
+
+
+def test_children_find_the_same_cache_from_another_directory(home, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASCEND_SIM_CACHE", "mine")
+    assert launch.environment(SimulatorSettings())["ASCEND_SIM_CACHE"] == str(tmp_path / "mine")
 
 
 def test_a_trace_that_cannot_be_written_stops_before_anything_is_built(monkeypatch, tmp_path):

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from hal.backends.ascend import software
+from hal import doctor
+from hal.backends.ascend import simulator, software
+from hal.cli import app
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +29,10 @@ def found(torch_version: str, torch_npu: str, cann: str | None = None) -> list[t
         ("2.10.0", "2.10.0", "9.0.0"),
         ("2.12.0", "2.12.0", None),
         ("2.13.0+cpu", "2.13.0", "9.9.9"),  # not in the table: nothing is known against it
+        ("2.13.0+cpu", "2.13.0+gitabc", None),
+        ("2.13.0", "2.13.0.dev20260901", None),
+        ("2.10.0", "2.10.0.post5+gitabc", "9.1.1"),  # between two of the table: the line of CANN is known
+        ("2.10.0", "2.10.0.post6+gitabc", "9.1.0"),
     ],
 )
 def test_versions_that_go_together(torch_version: str, torch_npu: str, cann: str | None) -> None:
@@ -48,6 +55,19 @@ def test_cann_of_another_torch_npu_names_both_ways_out() -> None:
     assert (conflict.found, conflict.wanted) == ("torch_npu 2.10.0.post6, CANN 9.0.0", "CANN 9.1")
     assert conflict.remedy == "install CANN 9.1, or torch_npu 2.10.0"
     assert found("2.10.0", "2.10.0", "9.0.10") == [("torch_npu and CANN", "CANN 9.0.0")]
+
+
+@pytest.mark.parametrize(
+    ("torch_npu", "wanted"),
+    [
+        ("2.10.0.post6+gitabc", "CANN 9.1"),
+        ("2.10.0.post5", "CANN 9.1, as for torch_npu 2.10.0.post4, the nearest whose is known"),
+        ("2.10.0.post9", "CANN 9.1, as for torch_npu 2.10.0.post6, the nearest whose is known"),
+        ("2.10.0.post2", "CANN 9.0, as for torch_npu 2.10.0, the nearest whose is known"),
+    ],
+)
+def test_a_wheel_that_the_table_lacks_is_held_to_its_nearest(torch_npu: str, wanted: str) -> None:
+    assert found("2.10.0", torch_npu, "8.5.0") == [("torch_npu and CANN", wanted)]
 
 
 def test_the_table_says_where_it_is_from_and_only_pairs_equal_torches() -> None:
@@ -73,3 +93,28 @@ def test_what_is_missing_comes_with_the_next_step() -> None:
     assert no_cann is not None and "set_env.sh" in no_cann
     assert software.missing("2.12.0", "2.12.0", None, simulated=True) is None
     assert software.missing("2.12.0", "2.12.0", "9.1.0") is None
+
+
+def test_no_cann_is_a_conflict_but_for_libraries_and_the_simulator(tmp_path: Path) -> None:
+    def told(torch_npu: str | None = "2.13.0", cann: str | None = None, home: str = "", simulated: bool = False) -> int:
+        return len(list(software.without_cann(torch_npu, cann, home, simulated)))
+
+    assert told() == told(home=str(tmp_path)) == 1
+    assert told(torch_npu=None) == told(cann="9.1.0") == told(simulated=True) == 0
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libascendcl.so").touch()
+    assert told(home=str(tmp_path)) == 0
+
+
+def test_doctor_says_how_to_set_cann_up_where_torch_npu_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = doctor.Package(
+        name="torch_npu", module="torch_npu", status="broken", version="2.13.0", detail="ImportError: libhccl.so"
+    )
+    monkeypatch.setattr(doctor, "probe", lambda timeout_s: (broken,))
+    monkeypatch.setattr(software, "present", lambda: ({"torch": "2.13.0", "torch_npu": "2.13.0"}, None))
+    monkeypatch.setattr(simulator, "active", lambda: False)
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    text = " ".join(done.output.split())
+    assert "source /usr/local/Ascend/cann/set_env.sh" in text and "hal simulate ascend" in text

@@ -43,9 +43,14 @@ def hal_implementations(backend: str) -> Sequence[Implementation]:
 
 @hookimpl
 def hal_conflicts() -> Sequence[Conflict]:
-    from hal.backends.ascend import software
+    from hal import settings
+    from hal.backends.ascend import simulator, software
 
-    return list(software.conflicts(*software.present()))
+    versions, cann = software.present()
+    unset = software.without_cann(
+        versions.get("torch_npu"), cann, settings.foreign("ASCEND_HOME_PATH"), simulator.active()
+    )
+    return [*software.conflicts(versions, cann), *unset]
 
 
 @hookimpl

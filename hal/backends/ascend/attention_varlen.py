@@ -32,7 +32,10 @@ WHY = "attention_varlen (ascend)"
 
 
 class _Request(NamedTuple):
-    """A call without the rows past the last sequence. sees: which queries see a key, (T,), if not all do."""
+    """A call without the rows past the last sequence.
+
+    sees: which queries see a key, (T,), if not all do. seen: which keys a query may see, (U,), if not all.
+    """
 
     q: Tensor
     k: Tensor
@@ -41,6 +44,7 @@ class _Request(NamedTuple):
     keys: list[int]
     band: Band
     sees: Tensor | None
+    seen: Tensor | None
 
 
 def _prepared(
@@ -69,13 +73,14 @@ def _prepared(
     sees = _sees(cu_q, cu_k, q.shape[0], right) if dead else None
     if sees is not None:
         q = torch.where(sees[:, None, None], q, 0.0)
-    if left is not None and any(n - s - left > 0 for s, n in pairs):
-        seen = _seen(cu_q, cu_k, k.shape[0], left)
+    hidden = any(n and (not s or (left is not None and n - s - left > 0)) for s, n in pairs)
+    seen = _seen(cu_q, cu_k, k.shape[0], left) if hidden else None
+    if seen is not None:
         k, v = (torch.where(seen[:, None, None], t, 0.0) for t in (k, v))
     longest = max(n for _, n in pairs)
     left = None if left is not None and left >= longest - 1 else left
     right = None if right is not None and right >= max(s for s, _ in pairs) - 1 else right
-    return _Request(q, k, v, queries[1:], keys[1:], calls.band(left, right, q.device), sees)
+    return _Request(q, k, v, queries[1:], keys[1:], calls.band(left, right, q.device), sees, seen)
 
 
 def _sees(cu_q: Tensor, cu_k: Tensor, rows: int, right: int | None) -> Tensor:
@@ -85,9 +90,11 @@ def _sees(cu_q: Tensor, cu_k: Tensor, rows: int, right: int | None) -> Tensor:
     return sees_T if right is None else sees_T & (place_T + keys_T - queries_T + right >= 0)
 
 
-def _seen(cu_q: Tensor, cu_k: Tensor, rows: int, left: int) -> Tensor:
+def _seen(cu_q: Tensor, cu_k: Tensor, rows: int, left: int | None) -> Tensor:
     b_U, place_U, owned_U = owners(cu_k, rows)
-    return owned_U & (place_U >= lengths(cu_k)[b_U] - lengths(cu_q)[b_U] - left)
+    queries_U = lengths(cu_q)[b_U]
+    seen_U = owned_U & (queries_U > 0)
+    return seen_U if left is None else seen_U & (place_U >= lengths(cu_k)[b_U] - queries_U - left)
 
 
 def _flash(r: _Request, scale: float) -> tuple[Tensor, Tensor]:
@@ -225,12 +232,13 @@ def _backward(a: Args, outs: dict[str, Tensor], grads: Gradients, needs: tuple[b
         sparse_mode=r.band.mode,
         softmax_layout="TND",
     )
-    # Rows of sequences that the other side has none for are no work to the operator: it may leave them unwritten.
-    found = tuple(_padded(grad, like.shape[0]) for grad, like in ((dq, a.q), (dk, a.k), (dv, a.v)))
-    return (*found, None)
+    return _whole(dq, r.sees, a.q.shape[0]), _whole(dk, r.seen, a.k.shape[0]), _whole(dv, r.seen, a.v.shape[0]), None
 
 
-def _padded(grad: Tensor, rows: int) -> Tensor:
+def _whole(grad: Tensor, worked: Tensor | None, rows: int) -> Tensor:
+    """A gradient with zeros past the last sequence and where there was no work, which the operator may not write."""
+    if worked is not None:
+        grad = torch.where(worked[:, None, None], grad, 0.0)
     short = rows - grad.shape[0]
     return torch.cat((grad, grad.new_zeros(short, *grad.shape[1:]))) if short else grad
 

@@ -26,7 +26,10 @@ _MARK = "_hal_without_skips"
 
 
 def without_skips(slot_mapping: Tensor) -> Tensor:
-    """The same tensor, marked: no slot of it is -1, so that write_kv_cache may scatter it as it is."""
+    """The same tensor, marked: no slot of it is -1, so that write_kv_cache may scatter it as it is.
+
+    The mark stays when the tensor is refilled in place: mark a buffer only if no later filling holds -1 either.
+    """
     setattr(slot_mapping, _MARK, True)
     return slot_mapping
 

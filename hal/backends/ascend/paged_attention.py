@@ -1,8 +1,9 @@
 """paged_attention by aclnnFusedInferAttentionScore, and on 310P by aclnnIncreFlashAttention.
 
-One query per sequence runs as it lies. More, or a mixture, run packed (layout TND) where the head dim is 128, the only
-one that the operator takes so; for others they are padded to the longest (on the device), with the true lengths
-beside. A window is refused: the keys that it hides would still meet the value product, and one of them may be NaN.
+One query per sequence runs as it lies, if the caller's copy of the sums says so. More, or a mixture, run packed (layout
+TND) where the head dim is 128, the only one that the operator takes so; for others they are padded to the longest (on
+the device), with the true lengths beside. A window is refused: the keys that it hides would still meet the value
+product, and one of them may be NaN.
 
 T packed queries, B sequences, S queries of the longest, H query heads, K kv heads, D head dim, N blocks, P block size.
 """
@@ -92,7 +93,8 @@ def paged_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     T, B = q.shape[0], seq_lens.shape[0]
     keys = calls.host_list(seq_lens_cpu, seq_lens, WHY) if B else []
-    if max_seqlen_q == 1 and T == B:  # one query per sequence, which nobody has to read
+    single = max_seqlen_q == 1 and T == B
+    if single and cu_seqlens_q_cpu is None:  # not read: `_padded` finds on the device which sequences have their query
         sums = list(range(B + 1))
     else:
         sums = calls.host_list(cu_seqlens_q_cpu, cu_seqlens_q, WHY)
@@ -102,16 +104,24 @@ def paged_attention(
     dead = any(s and (not n or (causal and s > n)) for s, n in zip(queries, keys, strict=True))
     cache = _Cache(*pages.contiguous(k_cache, v_cache, block_table, seq_lens), keys)
     options = cache, causal, head_scale(scale, q.shape[2]), return_lse
-    if sum(queries) == B == T and max(queries) == 1:
-        o, lse = _one_each(q, seq_lens if dead else None, *options)
-    elif q.shape[2] == PACKED:
+    if _one_each(cu_seqlens_q_cpu, T, B):
+        o, lse = _as_they_lie(q, seq_lens if dead else None, *options)
+    elif q.shape[2] == PACKED and not single:
         o, lse = _packed(q, cu_seqlens_q, seq_lens if dead else None, sums[1:], *options)
     else:
         o, lse = _padded(q, cu_seqlens_q, seq_lens if dead else None, queries, *options)
     return o if lse is None else (o, lse)
 
 
-def _one_each(
+def _one_each(cu_seqlens_q_cpu: Tensor | None, T: int, B: int) -> bool:
+    """Whether the caller has said that row b is the query of sequence b.
+
+    As many rows as sequences do not make it so: one without queries leaves a row past the end.
+    """
+    return cu_seqlens_q_cpu is not None and T == B and cu_seqlens_q_cpu.tolist() == list(range(B + 1))
+
+
+def _as_they_lie(
     q: Tensor, seq_lens: Tensor | None, cache: _Cache, causal: bool, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     o_T1HD, lse_TH1 = _infer(q.contiguous()[:, None], "BSND", None, cache, False, scale, with_lse)
@@ -155,7 +165,8 @@ def _padded(
 ) -> tuple[Tensor, Tensor | None]:
     T, longest = q.shape[0], max(queries)
     q_BSHD = pad(q, cu_seqlens_q, longest)
-    o_BSHD, lse_BHS = _infer(q_BSHD, "BSND", queries, cache, causal and longest > 1, scale, with_lse)
+    several = longest > 1
+    o_BSHD, lse_BHS = _infer(q_BSHD, "BSND", queries if several else None, cache, causal and several, scale, with_lse)
     lse_BSH = None if lse_BHS is None else lse_BHS.transpose(1, 2)
     if seq_lens is not None:
         place_S = torch.arange(longest, device=q.device)
@@ -204,13 +215,15 @@ def _incre(
     seq_lens_cpu: Tensor | None = None,
     cu_seqlens_q_cpu: Tensor | None = None,
 ) -> Tensor:
-    (_, P, K, D), (T, H, _) = k_cache.shape, q.shape
+    (_, P, K, D), (T, H, _), B = k_cache.shape, q.shape, seq_lens.shape[0]
     keys = calls.host_list(seq_lens_cpu, seq_lens, WHY) if T else []
     if not any(keys):
         return empty(q.shape, dtype=q.dtype, device=q.device).zero_()
     k_cache, v_cache, block_table = pages.contiguous(k_cache, v_cache, block_table, seq_lens)
-    o = torch.ops.npu.npu_incre_flash_attention(
-        q.reshape(T, 1, H * D),
+    as_they_lie = _one_each(cu_seqlens_q_cpu, T, B)
+    q_B1HD = q[:, None] if as_they_lie else pad(q, cu_seqlens_q, 1)
+    o_B1HD = torch.ops.npu.npu_incre_flash_attention(
+        q_B1HD.reshape(B, 1, H * D),
         k_cache.flatten(2),
         v_cache.flatten(2),
         actual_seq_lengths=keys,
@@ -221,8 +234,10 @@ def _incre(
         num_key_value_heads=K,
         block_size=P,
         inner_precise=0,
-    ).view(q.shape)
-    return _repaired(o, None, (seq_lens > 0)[:, None])[0] if min(keys) == 0 else o
+    ).view(B, 1, H, D)
+    if min(keys) == 0:
+        o_B1HD, _ = _repaired(o_B1HD, None, (seq_lens > 0)[:, None, None])
+    return o_B1HD[:, 0] if as_they_lie else unpad(o_B1HD, cu_seqlens_q, T)
 
 
 def _common(a: Args) -> Iterable[str]:

@@ -20,13 +20,28 @@ import torch
 from hal import settings
 from hal.hookspec import Conflict
 
-__all__ = ["NO_NPU", "Release", "cann_version", "conflicts", "missing", "present", "releases", "releases_for"]
+__all__ = [
+    "NO_NPU",
+    "Release",
+    "cann_version",
+    "conflicts",
+    "missing",
+    "present",
+    "release_of",
+    "releases",
+    "releases_for",
+    "without_cann",
+]
 
 NO_NPU = (
     "torch_npu and CANN are installed, but torch_npu sees no NPU. 'npu-smi info' must list one (driver and firmware), "
     "and ASCEND_RT_VISIBLE_DEVICES must not hide it"
 )
 
+_SET_UP = (
+    "run 'source /usr/local/Ascend/cann/set_env.sh' first (before CANN 8.5: ascend-toolkit/set_env.sh; or wherever "
+    "CANN was installed); on a machine without a device: 'hal simulate ascend -- COMMAND'"
+)
 _INSTALL_INFO = "ascend_*_install.info"
 
 
@@ -47,10 +62,15 @@ def releases() -> tuple[Release, ...]:
     return tuple(Release(**row) for row in found["rows"])
 
 
+def release_of(version: str) -> str:
+    """The release that a version of torch or torch_npu belongs to: 2.10.0 of "2.10.0+cpu" and "2.10.0.post6"."""
+    match = re.match(r"\d+\.\d+\.\d+", version)
+    return match[0] if match else version
+
+
 def releases_for(torch_version: str) -> tuple[Release, ...]:
-    """The rows for a torch, whatever its local version ("2.10.0+cpu")."""
-    release = torch_version.partition("+")[0]
-    return tuple(row for row in releases() if row.torch == release)
+    """The rows for a torch, whatever its build ("2.10.0+cpu")."""
+    return tuple(row for row in releases() if row.torch == release_of(torch_version))
 
 
 def cann_version(home: str) -> str | None:
@@ -76,7 +96,7 @@ def missing(torch_version: str, torch_npu: str | None, cann: str | None, simulat
         pair = (
             f"pip install torch_npu=={wanted.torch_npu} (for torch {wanted.torch}, with CANN {wanted.cann})"
             if wanted is not None
-            else f"install the torch_npu that was built for torch {torch_version.partition('+')[0]}"
+            else f"install the torch_npu that was built for torch {release_of(torch_version)}"
         )
         return (
             f"torch_npu is not installed. On a machine with an Ascend device: {pair}; on any other: "
@@ -84,11 +104,22 @@ def missing(torch_version: str, torch_npu: str | None, cann: str | None, simulat
         )
     if cann is None and not simulated:
         return (
-            "torch_npu is installed, but CANN is not to be found: ASCEND_HOME_PATH names no toolkit. Run "
-            "'source /usr/local/Ascend/cann/set_env.sh' first (before CANN 8.5: ascend-toolkit/set_env.sh; or wherever "
-            "CANN was installed); on a machine without a device: 'hal simulate ascend -- COMMAND'"
+            "torch_npu is installed, but CANN is not to be found: ASCEND_HOME_PATH names no toolkit. "
+            f"{_SET_UP[0].upper()}{_SET_UP[1:]}"
         )
     return None
+
+
+def without_cann(torch_npu: str | None, cann: str | None, home: str, simulated: bool) -> Iterator[Conflict]:
+    """torch_npu where no CANN is set up. home: ASCEND_HOME_PATH; its libraries count where it has no install record."""
+    if torch_npu is None or cann is not None or simulated or (home and (Path(home) / "lib64/libascendcl.so").exists()):
+        return
+    yield Conflict(
+        what="torch_npu and CANN",
+        found=f"torch_npu {torch_npu}, and ASCEND_HOME_PATH = {home!r} names no CANN",
+        wanted="CANN set up in this shell",
+        remedy=_SET_UP,
+    )
 
 
 def conflicts(versions: Mapping[str, str], cann: str | None) -> Iterator[Conflict]:
@@ -96,15 +127,14 @@ def conflicts(versions: Mapping[str, str], cann: str | None) -> Iterator[Conflic
     torch_npu, torch_version = versions.get("torch_npu"), versions["torch"].partition("+")[0]
     if torch_npu is None:
         return
-    # 2.10.0.post6 belongs to torch 2.10.0
-    built_for = re.sub(r"\.?(post|rc).*", "", torch_npu)
-    if built_for != torch_version:
+    built_for = release_of(torch_npu)
+    if built_for != release_of(torch_version):
         fitting = [row.torch_npu for row in releases_for(torch_version)]
         yield Conflict(
             what="torch and torch_npu",
             found=f"torch {torch_version}, torch_npu {torch_npu}",
             wanted="torch_npu built for this torch",
-            remedy=f"pip install torch=={built_for}, or torch_npu {' or '.join(fitting) or torch_version}",
+            remedy=f"pip install torch=={built_for}, or torch_npu {' or '.join(fitting) or release_of(torch_version)}",
         )
     if torch.version.cuda is not None:
         yield Conflict(
@@ -113,16 +143,42 @@ def conflicts(versions: Mapping[str, str], cann: str | None) -> Iterator[Conflic
             wanted="a CPU build of torch",
             remedy="keep one environment for CUDA and another for Ascend",
         )
-    row = next((row for row in releases() if row.torch_npu == torch_npu), None)
-    if cann is None or row is None or (cann + ".").startswith(row.cann + "."):
+    row = _nearest(torch_npu)
+    if cann is None or row is None:
         return
-    others = [row.torch_npu for row in releases_for(torch_version) if (cann + ".").startswith(row.cann + ".")]
+    listed = row.torch_npu == _public(torch_npu)
+    # Of a wheel between two that the table has, only the line of CANN is known: 9.1 of 9.1.0.
+    wanted = row.cann if listed else ".".join(row.cann.split(".")[:2])
+    if _belongs(cann, wanted):
+        return
+    others = [row.torch_npu for row in releases_for(torch_version) if _belongs(cann, row.cann)]
     yield Conflict(
         what="torch_npu and CANN",
         found=f"torch_npu {torch_npu}, CANN {cann}",
-        wanted=f"CANN {row.cann}",
-        remedy=f"install CANN {row.cann}" + (f", or torch_npu {' or '.join(others)}" if others else ""),
+        wanted=f"CANN {wanted}" + ("" if listed else f", as for torch_npu {row.torch_npu}, the nearest whose is known"),
+        remedy=f"install CANN {wanted}" + (f", or torch_npu {' or '.join(others)}" if others else ""),
     )
+
+
+def _belongs(cann: str, line: str) -> bool:
+    return (cann + ".").startswith(line + ".")
+
+
+def _public(version: str) -> str:
+    """The version without what a build of one's own appends: 2.13.0 of "2.13.0+gitabc"."""
+    return version.partition("+")[0]
+
+
+def _nearest(torch_npu: str) -> Release | None:
+    """The row of a wheel, else that of the last one before it of the same torch, else of the first one after it."""
+    rows = sorted(releases_for(torch_npu), key=lambda row: _post(row.torch_npu))
+    before = [row for row in rows if _post(row.torch_npu) <= _post(torch_npu)]
+    return before[-1] if before else rows[0] if rows else None
+
+
+def _post(version: str) -> int:
+    match = re.search(r"post(\d+)", version)
+    return int(match[1]) if match else 0
 
 
 def present() -> tuple[dict[str, str], str | None]:

@@ -215,6 +215,12 @@ class PagedAttention(Family):
         for dtype in DTYPES:
             yield self.case(dtype, "edge", "empty", "poison", q=[], k=[], q_tail=3, lse=True)
         yield self.case("bfloat16", "edge", "poison", q=[2, 1], k=[9, 20], q_tail=3, slack=7, lse=True, cpu=True)
+        # As many rows as sequences, one query at most: still not row b for sequence b.
+        for dtype in HALVES:
+            for q in ([1, 0], [0, 1]):
+                for cpu in (False, True):
+                    made: dict[str, Any] = {"q": q, "k": [20, 33], "q_tail": 1, "H": 4, "K": 2, "D": 64, "cpu": cpu}
+                    yield self.case(dtype, "edge", "poison", **made, lse=dtype == "bfloat16")
         for page in (1, 4, 128):
             yield self.case("bfloat16", "edge", "poison", P=page, H=2, K=1, k=[5, 20, 9])
         for i, layout in enumerate(("offset", "sliced", "gapped", "swapped", "stepped", "transposed")):

@@ -101,22 +101,24 @@ def _attention() -> dict[str, Callable[[], object]]:
 
 
 def _paged() -> dict[str, Callable[[], object]]:
+    # A trace has shapes alone: values narrower than keys show which is which.
     small, large = npu(6, 16, 2, 32), npu(4, 128, 2, 32)
     table, table_large = ints(0, 1, 2, 3).view(2, 2).to("npu"), ints(0, 1).view(2, 1).to("npu")
     lens, cu_one, cu = ints(20, 9), ints(0, 1, 2), ints(0, 3, 4)
     lens_d, cu_one_d, cu_d = lens.to("npu"), cu_one.to("npu"), cu.to("npu")
-    q, rows, tokens = npu(2, 4, 32), npu(4, 4, 32), npu(3, 2, 32)
+    q, rows = npu(2, 4, 32), npu(4, 4, 32)
+    tokens, narrow = (npu(3, 2, 32), npu(3, 2, 16)), npu(6, 16, 2, 16)
     slots, kept = ints(3, -1, 17, dtype=torch.int64).to("npu"), ints(3, 4, 17, dtype=torch.int64).to("npu")
     rows_128, pages_128 = npu(4, 4, 128), npu(6, 16, 2, 128)
     cu_keys = ints(0, 20, 29)
     cu_keys_d = cu_keys.to("npu")
-    pair = (npu(4, 16, 2, 32), npu(4, 16, 2, 32))
+    pair = (npu(4, 16, 2, 32), npu(4, 16, 2, 16))
     source, target = ints(0, 1, dtype=torch.int64).to("npu"), ints(2, 3, dtype=torch.int64).to("npu")
 
     def marked() -> object:
         from hal.backends.ascend.kv_cache import without_skips
 
-        return hal.ops.write_kv_cache(tokens, tokens, *pair, without_skips(kept))
+        return hal.ops.write_kv_cache(*tokens, *pair, without_skips(kept))
 
     def decode(**options: object) -> object:
         return hal.ops.paged_attention(q, small, small, table, lens_d, cu_one_d, 1, **options)
@@ -130,11 +132,11 @@ def _paged() -> dict[str, Callable[[], object]]:
         "paged_attention prefill, head dim 128": lambda: hal.ops.paged_attention(
             rows_128, pages_128, pages_128, table, lens_d, cu_d, 3, seq_lens_cpu=lens, cu_seqlens_q_cpu=cu
         ),
-        "write_kv_cache": lambda: hal.ops.write_kv_cache(tokens, tokens, *pair, slots),
+        "write_kv_cache": lambda: hal.ops.write_kv_cache(*tokens, *pair, slots),
         "write_kv_cache none skipped": marked,
-        "gather_kv_cache": lambda: hal.ops.gather_kv_cache(small, small, table, cu_keys_d, 32),
+        "gather_kv_cache": lambda: hal.ops.gather_kv_cache(small, narrow, table, cu_keys_d, 32),
         "gather_kv_cache host lengths": lambda: hal.ops.gather_kv_cache(
-            small, small, table, cu_keys_d, 32, cu_seqlens_k_cpu=cu_keys
+            small, narrow, table, cu_keys_d, 32, cu_seqlens_k_cpu=cu_keys
         ),
         "copy_kv_blocks": lambda: hal.ops.copy_kv_blocks([pair[0]], [pair[1]], source, target),
     }

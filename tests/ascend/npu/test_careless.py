@@ -10,10 +10,7 @@ import math
 import pytest
 import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
-
-from hal import registry
-from hal.conformance.case import make
-from hal.conformance.judge import judge
+from judging import judged
 
 CAUSAL = {"S": 6, "L": 23, "H": 4, "K": 2, "D": 64, "causal": True}
 WINDOW = {"S": 17, "L": 23, "H": 4, "K": 2, "D": 64, "causal": True, "window": [5, 0]}
@@ -72,6 +69,7 @@ def later(t):
     return torch.roll(t, 1, -1) & torch.ones_like(t).triu(2)
 
 
+SCATTER = "npu_scatter_pa_kv_cache"
 FUSED, TRAIN = "npu_fused_infer_attention_score", "npu_fusion_attention"
 MUTANTS = [
     ("causal from the top left", "attention", "fused_infer", CAUSAL, FUSED, change(sparse_mode=2)),
@@ -161,15 +159,16 @@ MUTANTS = [
         place(0, lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)),
     ),
     ("gather: keys for values", "gather_kv_cache", "aclnn", GATHER | {"E": 40}, "npu_gather_pa_kv_cache", swap(0, 1)),
+    ("scatter: keys for values", "write_kv_cache", "aclnn", {"skip": "never"}, SCATTER, swap(0, 1)),
+    ("scatter: the caches swapped", "write_kv_cache", "aclnn", {"skip": "never"}, SCATTER, swap(2, 3)),
+    ("scatter: the next slots", "write_kv_cache", "aclnn", {"skip": "never"}, SCATTER, place(4, lambda s: s.roll(1))),
 ]
 
 
 def findings(op, name, params):
     """What the suite finds wrong. A variant of attention asks for an additive mask, which is declared as refused."""
     torch.npu.set_device(0)
-    registry.devices("ascend")
-    found = next(i for i in registry.implementations("ascend", op) if i.name == name)
-    verdict = judge(make(op, "float16", params, {"grid"}), found, "npu:0", backend="ascend")
+    verdict = judged(op, name, "float16", params)
     assert verdict.status != "unsupported", verdict.reasons
     return [finding.message for finding in verdict.findings if "keys in two pieces" not in finding.message]
 

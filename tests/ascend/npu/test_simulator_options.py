@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +107,48 @@ def test_the_wheel_names_several_hundred_operators():
     assert {"aclnnAdd", "aclnnRmsNorm", "aclnnFusedInferAttentionScoreV3"} <= set(found)
     assert len(found) > 500
     assert os.path.basename(wheel.main) == "libtorch_npu.so"
+
+
+def test_the_first_operator_may_run_in_inference_mode(simulated):
+    code = (
+        "import torch\n"
+        "with torch.inference_mode(): x = torch.ones(3, device='npu') + 1\n"
+        "del x; y = torch.ones(3, device='npu'); y += 1\n"
+        "w = torch.ones(3, device='npu', requires_grad=True); (w * w).sum().backward()\n"
+        "print(y.cpu().tolist(), w.grad.cpu().tolist())"
+    )
+    assert simulated(code) == "[2.0, 2.0, 2.0] [2.0, 2.0, 2.0]"
+
+
+def test_an_interrupt_while_an_operator_runs_interrupts_the_program(simulated):
+    # The operator gets the signal itself, so that it falls inside its callback every time.
+    code = (
+        "import dataclasses, signal, torch\n"
+        "from hal.backends.ascend.simulator import runtime\n"
+        "x = torch.ones(3, device='npu') + 1\n"
+        "table = runtime.attached()._table\n"
+        "index = [found and found.name for found in table].index('aclnnAdds')\n"
+        "def run(*values): signal.raise_signal(signal.SIGINT)\n"
+        "table[index] = dataclasses.replace(table[index], function=run)\n"
+        "try:\n"
+        "    x + 1; len('signals are looked for here')\n"
+        "except Exception as error: print('an error', error)\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    assert simulated(code) == "interrupted"
+
+
+@pytest.mark.parametrize("program", ["torch.npu.synchronize()", "torch.ones(1, device='npu') + 1"])
+def test_a_trace_that_cannot_be_written_is_no_success(simulated, program):
+    assert "'/dev/full' is not whole" in simulated(PRINT + program, "--trace", "/dev/full", fails=True)
+
+
+def test_what_ran_says_that_it_was_simulated(simulated):
+    code = (
+        "import torch, hal; hal.ops.softmax(torch.ones(2, 3, device='npu')); "
+        "print(hal.report()['calls'][0]['simulated'])"
+    )
+    assert simulated(code) == "True"
+    command = [str(Path(sys.executable).parent / "hal"), "explain", "softmax", "--backend", "ascend"]
+    code = f"import subprocess; print(subprocess.run({command!r}, capture_output=True, text=True).stdout)"
+    assert "on npu:0 (simulated), backend ascend" in simulated(code)

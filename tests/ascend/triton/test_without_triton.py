@@ -38,7 +38,8 @@ def registered() -> Iterator[None]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Lets a test say which triton is found."""
+    """Lets a test say which triton is found; the device is none of the simulated ones, whatever this process loaded."""
+    monkeypatch.setattr(kernels.simulator, "active", lambda: False)
     kernels.missing.cache_clear()
     yield monkeypatch
     kernels.missing.cache_clear()

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,7 +34,7 @@ def simulate(
     memory: Annotated[str | None, Option(help="Memory of each device, such as 4GiB.")] = None,
     numerics: Annotated[str | None, Option(help="exact, or perturbed: as a device may compute.")] = None,
     strict: Annotated[bool | None, Option("--strict/--no-strict", help="Check documented constraints.")] = None,
-    trace: Annotated[Path | None, Option(help="File for each call, copy and synchronisation (JSON lines).")] = None,
+    trace: Annotated[str | None, Option(help="File for each call, copy and synchronisation (JSON lines).")] = None,
     list_constraints: Annotated[bool, Option("--constraints", help="Print the constraints; run nothing.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
@@ -67,11 +66,11 @@ def simulate(
         "memory": memory,
         "numerics": numerics,
         "strict": None if strict is None else str(int(strict)),
-        "trace": None if trace is None else str(trace.absolute()),
+        "trace": trace,
     }
-    asked = SimulatorSettings.parse(given, "--{}")
+    asked = SimulatorSettings.parse(given, lambda name: f"--{name}")
     inherited = settings.from_environment()
-    simulated = replace(inherited, **{name: getattr(asked, name) for name, text in given.items() if text is not None})
+    simulated = replace(inherited, **{name: getattr(asked, name) for name, text in given.items() if text})
     sys.stderr.write(f"{simulated}; nothing of this runs on a device\n")
     sys.stderr.flush()
     launch.execute(simulated, command)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from hal.backends.ascend.simulator import settings, without_cuda
 from hal.backends.ascend.simulator.build import build
-from hal.backends.ascend.simulator.settings import LIBRARIES, PREFIX, SimulatorSettings
+from hal.backends.ascend.simulator.settings import CACHE, LIBRARIES, PREFIX, SimulatorSettings
 from hal.errors import ArgumentError, FileError
 from hal.files import check_writable
 
@@ -26,6 +26,8 @@ def environment(simulated: SimulatorSettings) -> dict[str, str]:
     result = settings.process_environment()
     result |= {PREFIX + name.upper(): text for name, text in simulated.texts().items()}
     result[LIBRARIES] = str(home)
+    if result.get(CACHE):  # children may start from another directory
+        result[CACHE] = str(settings.cache_root())
     result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(home / "lib64"), result.get("LD_LIBRARY_PATH"))))
     stand_ins = without_cuda.preloaded(home)
     if stand_ins:
@@ -45,17 +47,18 @@ def execute(simulated: SimulatorSettings, command: Sequence[str]) -> NoReturn:
     Raises ArgumentError for a command that does not exist, FileError for a trace file that cannot be written.
     """
     if simulated.trace is not None:
-        start_trace(simulated.trace)
+        check_writable(simulated.trace)
     variables = environment(simulated)
     program = shutil.which(command[0], path=variables["PATH"])
     if program is None:
         raise ArgumentError(f"{command[0]!r} is no program on the search path; correct the command after --")
+    if simulated.trace is not None:  # the last thing that can fail: what it held is lost
+        start_trace(simulated.trace)
     os.execve(program, list(command), variables)
 
 
 def start_trace(path: Path) -> None:
     """An empty file: processes append to it."""
-    check_writable(path)
     try:
         path.write_bytes(b"")
     except OSError as error:

@@ -7,10 +7,13 @@ graph is kept instead, and executed at each replay.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import itertools
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +25,7 @@ from torch import Tensor
 from hal.backends.ascend.simulator import constraints, operators, settings, trace
 from hal.backends.ascend.simulator.arguments import Decoder
 from hal.backends.ascend.simulator.settings import SimulatorSettings
-from hal.errors import ConfigError
+from hal.errors import ConfigError, FileError
 
 __all__ = ["Bridge", "attach", "attached"]
 
@@ -39,6 +42,19 @@ _KEEP = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int)
 _NOTE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
 _INITIALISED = ctypes.CFUNCTYPE(None)
 
+
+class _Interrupt:
+    """`_ = ~_INTERRUPT` interrupts the program once the callback that says it has returned.
+
+    An exception cannot leave a callback. Calling interrupt_main there would raise in the callback again, after the
+    call; behind an operator Python looks for signals only when the function has returned.
+    """
+
+    __invert__ = staticmethod(_thread.interrupt_main)
+
+
+_INTERRUPT = _Interrupt()
+
 _Check = Callable[[Sequence[Any]], None]
 # The operator's index, its arguments, and the same as the native side read them.
 _Pending = tuple[int, list[Any], bytes]
@@ -54,14 +70,16 @@ class Bridge:
         self._pending: dict[int, _Pending] = {}
         self._kept: dict[int, _Pending] = {}  # by graphs
         self._running = threading.local()
+        self._untold: FileError | None = None  # why the trace lacks an event
         self._numbers = itertools.count(1)
         self._table: list[operators.Operator | None] = [None] * native.sim_operator_count()
         # Of shapes and dtypes before a call, of values when it runs.
         self._checks: list[Sequence[_Check]] = [()] * len(self._table)
         self._value_checks = list(self._checks)
         # The dispatcher's state of a thread on which no kernel runs.
-        self._include = torch._C._dispatch_tls_local_include_set()
-        self._exclude = torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._InferenceMode(False):
+            self._include = torch._C._dispatch_tls_local_include_set()
+            self._exclude = torch._C._dispatch_tls_local_exclude_set()
         # ctypes' callbacks live as long as the native side may call them: as long as the process.
         self._callbacks = (_PREPARE(self._prepare), _EXECUTE(self._execute), _INITIALISED(self._mark))
         self._keeper = _KEEP(self._keep)
@@ -124,13 +142,19 @@ class Bridge:
         operator = self._table[index]
         assert operator is not None  # the native side has a signature for it
         try:
-            decoder = self._decoder or self._open()
             raw = ctypes.string_at(address, 8 * count)
-            values = decoder.decode(operator.signature, raw)
-            for check in self._checks[index]:
-                check(values)
+            # Views are kept: a tensor made in inference mode could not be written to outside of it.
+            with torch._C._InferenceMode(False):
+                decoder = self._decoder or self._open()
+                values = decoder.decode(operator.signature, raw)
+                for check in self._checks[index]:
+                    check(values)
+        except Exception as error:
+            self._fail(operator, error)
+            return -1
         except BaseException as error:
             self._fail(operator, error)
+            _ = ~_INTERRUPT
             return -1
         number = next(self._numbers)
         self._pending[number] = index, values, raw
@@ -150,24 +174,27 @@ class Bridge:
         operator = self._table[index]
         assert operator is not None
         try:
-            for check in self._value_checks[index]:
-                check(values)
-            if trace.OBSERVERS.listeners:
-                trace.OBSERVERS.tell(trace.describe(operator.name, operator.parameters, values))
-            graded = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
-            try:
-                # A kernel's thread excludes dispatch keys and may stand below modes: an operator is none of theirs.
+            if self._untold is not None:
+                raise self._untold
+            # A kernel's thread excludes dispatch keys and may stand below modes: an operator is none of theirs. Leaving
+            # inference mode turns gradients on, and restores what was when it ends.
+            with torch._C._InferenceMode(False):
+                torch._C._set_grad_enabled(False)
+                for check in self._value_checks[index]:
+                    check(values)
+                if trace.OBSERVERS.listeners:
+                    trace.OBSERVERS.tell(trace.describe(operator.name, operator.parameters, values))
                 with (
                     torch._C._ForceDispatchKeyGuard(self._include, self._exclude),
                     torch._C.DisableTorchFunction(),
                 ):
                     operator.function(*values)
-            finally:
-                torch._C._set_grad_enabled(graded)
-        except BaseException as error:
+        except Exception as error:
             self._fail(operator, error)
             return _INNER_ERROR
+        except BaseException:
+            # An error here would hide the interrupt, which comes before the program sees a result.
+            _ = ~_INTERRUPT
         return 0
 
     def _fail(self, operator: operators.Operator, error: BaseException) -> None:
@@ -196,12 +223,23 @@ class Bridge:
     def _detach(self) -> None:
         self._observe(False)
         self._native.sim_keep_with(None)
+        if self._untold is not None:
+            # Nothing else makes a program that has ended well exit otherwise.
+            sys.stderr.write(f"hal: {self._untold}\n")
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(1)
 
     def _tell(self, event: int, detail: int, size: int, asynchronous: int) -> None:
-        if event == _COPY:
-            trace.OBSERVERS.tell(trace.Copy(_DIRECTIONS[detail], size, bool(asynchronous)))  # type: ignore[arg-type]
-        else:
-            trace.OBSERVERS.tell(trace.Synchronisation(_WAITS[event]))  # type: ignore[arg-type]
+        try:
+            if event == _COPY:
+                trace.OBSERVERS.tell(
+                    trace.Copy(_DIRECTIONS[detail], size, bool(asynchronous))  # type: ignore[arg-type]
+                )
+            else:
+                trace.OBSERVERS.tell(trace.Synchronisation(_WAITS[event]))  # type: ignore[arg-type]
+        except FileError as error:
+            self._untold = error  # told by the next operator, or at the end: a copy has no way to fail
 
 
 _bridge: Bridge | None = None

@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -64,7 +64,7 @@ class SimulatorSettings:
         return self.numerics == "perturbed" and self.soc.saturates
 
     @classmethod
-    def parse(cls, texts: Mapping[str, str | None], shown: str = "{}") -> SimulatorSettings:
+    def parse(cls, texts: Mapping[str, str | None], shown: Callable[[str], str] = str) -> SimulatorSettings:
         """Settings from texts by field name; None and empty ones mean the default.
 
         shown: how a message names a setting. Raises ConfigError for a value that means nothing.
@@ -76,7 +76,7 @@ class SimulatorSettings:
                     values[name] = _PARSERS[name](text)
                 except ValueError as error:
                     raise ConfigError(
-                        f"{shown.format(name)} = {text!r}, but it must be {error}; correct it or leave it out"
+                        f"{shown(name)} = {text!r}, but it must be {error}; correct it or leave it out"
                     ) from None
         return cls(**values)
 
@@ -143,6 +143,11 @@ def _strict(text: str) -> bool:
     return _SWITCH[text.lower()]
 
 
+def _path(text: str) -> Path:
+    # The program may change its directory, and its children start in others.
+    return Path(text).absolute()
+
+
 _PARSERS = {
     "soc": _soc,
     "cann": _cann,
@@ -150,20 +155,24 @@ _PARSERS = {
     "memory": _memory,
     "numerics": _numerics,
     "strict": _strict,
-    "trace": Path,
+    "trace": _path,
 }
 
 
 def from_environment() -> SimulatorSettings:
     """The settings of this process. Raises ConfigError for a name that no setting has or a value that means nothing."""
-    known = {PREFIX + name.upper(): name for name in _PARSERS}
+    known = {_variable(name): name for name in _PARSERS}
     strange = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in (*known, LIBRARIES, CACHE))
     if strange:
         raise ConfigError(
             f"{', '.join(strange)}: no setting of the simulated CANN has this name; the names are {', '.join(known)}, "
             f"{CACHE}. Correct it or unset it"
         )
-    return SimulatorSettings.parse({name: os.environ.get(variable) for variable, name in known.items()}, PREFIX + "{}")
+    return SimulatorSettings.parse({name: os.environ.get(variable) for variable, name in known.items()}, _variable)
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
 
 
 def libraries() -> Path | None:
@@ -176,7 +185,7 @@ def cache_root() -> Path:
     """The directory under which libraries are kept: ASCEND_SIM_CACHE, else in the user's cache directory."""
     text = os.environ.get(CACHE)
     if text:
-        return Path(text)
+        return _path(text)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "torch-hal" / "ascend-simulator"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hal.backends.ascend.software import release_of
 from hal.errors import ConfigError, FileError
 
 __all__ = ["LIBRARIES", "Symbol", "Wheel", "find_wheel", "needed", "operators", "read_symbols"]
@@ -61,10 +62,10 @@ def find_wheel() -> Wheel:
             f"the simulated CANN runs the real torch_npu, but {error.name} is not installed here; install the pair, "
             "such as torch==2.13.0 and torch_npu==2.13.0"
         ) from None
-    if _release(npu.version) != _release(torch.version):
+    if release_of(npu.version) != release_of(torch.version):
         raise ConfigError(
             f"torch_npu {npu.version} and torch {torch.version} are installed, but torch_npu wants the torch of its "
-            f"own version; install torch=={_release(npu.version)} or torch_npu=={_release(torch.version)}"
+            f"own version; install torch=={release_of(npu.version)} or torch_npu=={release_of(torch.version)}"
         )
     where = Path(str(npu.locate_file("torch_npu")))
     libraries = (
@@ -79,11 +80,6 @@ def find_wheel() -> Wheel:
     installed = "".join(f"{path.name} {path.stat().st_size} " for path in (*libraries, *torch_libraries))
     digest = installed + (npu.read_text("RECORD") or "")
     return Wheel(npu.version, libraries, torch_libraries, digest)
-
-
-def _release(version: str) -> str:
-    match = re.match(r"\d+\.\d+\.\d+", version)
-    return match[0] if match else version
 
 
 def operators(wheel: Wheel) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hal.errors import FileError
+
 __all__ = ["Call", "Copy", "Event", "Recording", "Synchronisation", "describe", "recording"]
 
 
@@ -106,11 +108,21 @@ def recording() -> Iterator[Recording]:
 
 
 def append_to(path: Path) -> None:
-    """Append every event from now on to a file, one line of JSON each; processes may share the file."""
+    """Append every event from now on to a file, one line of JSON each; processes may share the file.
+
+    An event that cannot be written whole raises FileError where it is told.
+    """
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
     def write(event: Event) -> None:
-        os.write(handle, (json.dumps({"process": os.getpid(), **asdict(event)}) + "\n").encode())
+        line = (json.dumps({"process": os.getpid(), **asdict(event)}) + "\n").encode()
+        try:
+            while line:
+                line = line[os.write(handle, line) :]
+        except OSError as error:
+            raise FileError(
+                f"the trace in {str(path)!r} is not whole: {error.strerror}; make room, or name another file"
+            ) from error
 
     OBSERVERS.add(write)
 

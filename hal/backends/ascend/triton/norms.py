@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hal.arithmetic import smallest_number
 from hal.backends.ascend.triton import launch
 from hal.op import empty
 
@@ -15,6 +16,11 @@ __all__ = ["add_rms_norm", "layer_norm", "rms_norm"]
 
 def _like(x: Tensor) -> Tensor:
     return empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _least(eps: float) -> float:
+    """eps as the contract counts it: at least the smallest normal number of the statistics."""
+    return max(float(eps), smallest_number(torch.float32))
 
 
 def _parameter(p: Tensor | None) -> Tensor | None:
@@ -53,7 +59,7 @@ def _rms(
         features,
         x_TF.stride(0),
         0 if residual_TF is None else residual_TF.stride(0),
-        float(eps),
+        _least(eps),
         float(weight_offset),
         ROUND_BEFORE_WEIGHT=round_before_weight,
         ROUND_RESIDUAL=round_residual,
@@ -106,7 +112,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         rows,
         features,
         x_TF.stride(0),
-        float(eps),
+        _least(eps),
         **blocks,
     )
     return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,8 +161,10 @@ def _backward(
     if dpse is not None and arguments["pse"] is not None:
         dpse.zero_()
     for i, (query, key, value) in enumerate(zip(call.queries, call.keys, call.values, strict=True)):
-        if key.shape[1] == 0:
-            to_queries[i].zero_()
+        if not (query.shape[1] and key.shape[1]):
+            # No work, so nothing is written; what is found there must not look like a gradient.
+            for out in (to_queries[i], to_keys[i], to_values[i]):
+                out.fill_(math.nan)
             continue
         found = backward(
             query,
