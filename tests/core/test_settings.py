@@ -31,7 +31,7 @@ def call():
 
 @pytest.mark.parametrize(
     ("value", "match"),
-    [(v, r"auto, cpu, .*portable:<torch device>") for v in ("tritn", "CPU", "cpu ", " ", "none-such", "0", "reference")]
+    [(v, r"auto, .*cpu, .*portable:<torch device>") for v in ("tritn", "CPU", "cpu ", " ", "none-such", "0", "reference")]
     + [
         ("portable", "portable:cpu"),
         ("cpu:0", "write cpu"),
@@ -48,7 +48,7 @@ def test_a_backend_that_means_nothing_is_an_error(monkeypatch, value, match):
 
 def test_the_error_for_an_unknown_backend_lists_the_legal_names_and_the_nearest(monkeypatch):
     monkeypatch.setenv("HAL_BACKEND", "cpuu")
-    with pytest.raises(ConfigError, match=r"auto, cpu, .*did you mean 'cpu'"):
+    with pytest.raises(ConfigError, match=r"auto, .*cpu, .*did you mean 'cpu'"):
         call()
 
 

@@ -13,7 +13,7 @@ from hal.backends.ascend import NAME, simulator, software
 from hal.backends.ascend.chips import architecture
 from hal.backends.ascend.versions import cann_text
 from hal.descriptor import DeviceDescriptor, describe
-from hal.errors import DeviceError
+from hal.errors import ConfigError, DeviceError
 
 __all__ = ["chip", "present"]
 
@@ -37,7 +37,7 @@ def present() -> list[DeviceDescriptor]:
     """
     torch_npu = _torch_npu()
     if torch_npu is None or not torch_npu.npu.is_available():
-        if settings.current().backend == NAME:
+        if _asked_for():
             versions, toolkit = software.present()
             raise DeviceError(
                 software.missing(versions["torch"], versions.get("torch_npu"), toolkit, simulator.active())
@@ -56,6 +56,13 @@ def present() -> list[DeviceDescriptor]:
     return [
         live.model_copy(update=update | {"device": f"npu:{index}"}) for index in range(torch_npu.npu.device_count())
     ]
+
+
+def _asked_for() -> bool:
+    try:
+        return settings.current().backend == NAME
+    except ConfigError:  # told where the setting is read; it is no fault of the devices
+        return False
 
 
 def _torch_npu() -> Any:
