@@ -98,7 +98,7 @@ def hypothesis_version() -> str:
 
 def _differentiable(recipe: Recipe) -> bool:
     """Whether a recipe has gradients to speak of."""
-    odd = recipe.get("special") or recipe.get("spoilt") or recipe.get("x") == "special"
+    odd = recipe.get("special") or recipe.get("spoilt") or recipe.get("x") in ("special", "corners", "odd")
     return not odd and gradients.speaks(recipe)
 
 

@@ -31,7 +31,10 @@ def call():
 
 @pytest.mark.parametrize(
     ("value", "match"),
-    [(v, r"auto, .*cpu, .*portable:<torch device>") for v in ("tritn", "CPU", "cpu ", " ", "none-such", "0", "reference")]
+    [
+        (v, r"auto, .*cpu, .*portable:<torch device>")
+        for v in ("tritn", "CPU", "cpu ", " ", "none-such", "0", "reference")
+    ]
     + [
         ("portable", "portable:cpu"),
         ("cpu:0", "write cpu"),
