@@ -265,22 +265,20 @@ class Trial:
             return
         found = tuple(t.cpu() for t in outcome.results)
         wants = expected if declared else discrete.loosened(self.subject, expected)
+        told = f"{what} ({name} is declared)" if declared else what
         for want, first, second in zip(wants, y, found, strict=True):
-            if not rules.same_form(self.score, want, second):
-                continue
-            if declared or want.E is None:
-                rules.bitwise(
-                    self.score,
-                    "R5",
-                    want.name,
-                    second,
-                    first,
-                    f"{what} ({name} is declared)" if declared else what,
-                    want.judged,
-                )
-            else:
-                rules.special_values(self.score, want, second, "R5", f" {what}")
-                rules.element_bound(self.score, want, second, self.target.declares, "R5", what=f" {what}")
+            if rules.same_form(self.score, want, second):
+                self._same(want, first, second, declared, told)
+
+    def _same(
+        self, want: Expected, first: Tensor, second: Tensor, bitwise: bool, what: str, extra: Tensor | float = 0.0
+    ) -> None:
+        """R5 on a result of two calls: the same bits; where they are not asked for and there is a bound, within it."""
+        if bitwise or want.E is None:
+            rules.bitwise(self.score, "R5", want.name, second, first, what, want.judged)
+            return
+        rules.special_values(self.score, want, second, "R5", f" {what}")
+        rules.element_bound(self.score, want, second, self.target.declares, "R5", extra, f" {what}")
 
     def _replayed(self, y: Results, expected: tuple[Expected, ...]) -> None:
         """The call as a graph that was captured at other lengths, where the device has graphs."""
@@ -308,7 +306,7 @@ class Trial:
         got = variant.combine(parts)
         extra = variant.extra(parts) if variant.extra is not None else (0.0,) * len(got)
         declared = variant.declared is not None and bool(getattr(self.target.declares, variant.declared))
-        main, where = variant.expects(y), f" in the variant {variant.name!r}"
+        main, where = variant.expects(y), f"in the variant {variant.name!r}"
         wants = restrict(expected if declared else discrete.loosened(self.subject, expected), variant)
         for want, first, second, more in zip(wants, main, got, extra, strict=True):
             if tuple(second.shape) != tuple(want.Y.shape):
@@ -318,21 +316,9 @@ class Trial:
                     f"but should have {tuple(want.Y.shape)}",
                     want.name,
                 )
-            elif declared:
-                rules.bitwise(
-                    self.score,
-                    "R5",
-                    want.name,
-                    second,
-                    first,
-                    f"{where[1:]} ({variant.declared} is declared)",
-                    want.judged,
-                )
-            elif want.E is None:
-                rules.bitwise(self.score, "R5", want.name, second, first, where[1:], want.judged)
             else:
-                rules.special_values(self.score, want, second, "R5", where)
-                rules.element_bound(self.score, want, second, self.target.declares, "R5", more, where)
+                told = f"{where} ({variant.declared} is declared)" if declared else where
+                self._same(want, first, second, declared, told, more)
 
     def _rejected(self, inputs: Inputs, answer: Rejected) -> None:
         """R8: a request that the capabilities refuse must raise UnsupportedError when forced."""

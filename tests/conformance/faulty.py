@@ -12,35 +12,10 @@ from torch import Tensor
 
 import hal.ops  # noqa: F401  (fills OPS)
 from hal import memory
+from hal.conformance.mutants.mutant import reference
 from hal.contract import OPS
 
 Call = Callable[..., Any]
-
-
-def reference(op: str) -> Call:
-    return OPS[op].reference
-
-
-def after(op: str, change: Callable[[Any, dict[str, Any]], Any]) -> Call:
-    """The reference with its result changed."""
-
-    @functools.wraps(reference(op))
-    def call(*args: Any, **kwargs: Any) -> Any:
-        a = vars(OPS[op].bind(args, kwargs))
-        return change(reference(op)(**a), a)
-
-    return call
-
-
-def before(op: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Call:
-    """The reference with its arguments changed."""
-
-    @functools.wraps(reference(op))
-    def call(*args: Any, **kwargs: Any) -> Any:
-        a = dict(vars(OPS[op].bind(args, kwargs)))
-        return reference(op)(**(a | change(a)))
-
-    return call
 
 
 def truncated(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import reference
 from torch import Tensor
 
 from hal import registry
@@ -20,7 +19,7 @@ from hal.conformance.gradients import gradient_subject
 from hal.conformance.judge import judge
 from hal.conformance.mutants import gradients as mutants
 from hal.conformance.mutants._plain_gradients import plain_gradients
-from hal.conformance.mutants.mutant import differentiated, one
+from hal.conformance.mutants.mutant import differentiated, one, reference
 from hal.conformance.verdict import Verdict
 from hal.contract import OPS, Args
 from hal.hookspec import hookimpl

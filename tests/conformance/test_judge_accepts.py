@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from faulty import after, attention, before, reference
+from faulty import attention
 
 import hal
 from hal import registry
@@ -17,6 +17,7 @@ from hal.capability import Declares, Implementation, Limit, Supports
 from hal.conformance.case import cases
 from hal.conformance.cases import families, family
 from hal.conformance.judge import judge
+from hal.conformance.mutants.mutant import after, before, reference
 from hal.contract import OPS
 from hal.errors import UnsupportedError
 from hal.hookspec import hookimpl

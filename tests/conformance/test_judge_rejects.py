@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import after, attention, before, reference, rms_into, truncated
+from faulty import attention, rms_into, truncated
 
 from hal import memory
 from hal.capability import Declares, Implementation
 from hal.conformance.case import Case
 from hal.conformance.cases import family
 from hal.conformance.judge import judge
+from hal.conformance.mutants.mutant import after, before, reference
 from hal.errors import UnsupportedError
 
 F32, BF16, F16 = "float32", "bfloat16", "float16"

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hal.capability import Declares, Implementation
+from hal.conformance.cases._family import DTYPES, HALVES
 from hal.contract import OPS, Args
 from hal.recording import recompute
 
@@ -21,9 +22,6 @@ Fault = Callable[[str], Candidate]
 Graded = Callable[[str, float], Candidate]
 Arguments = dict[str, Any]
 Gradients = list[Tensor | None]
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-HALVES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
