@@ -7,7 +7,7 @@ programs will do; a row may be of any length.
 Limits: no float64; forward only.
 
 Floor, s bytes an element: 3s·rows·features bytes, which the kernel meets; 5 flops a result for silu and for gelu by
-erf, 9 by tanh, and up to 5 more for alpha, offset and the clamps of silu.
+erf, 9 by tanh, up to 5 more for alpha, offset and the clamps of silu, and 4 to keep an infinite up from becoming NaN.
 
 Shape suffixes: R rows of the tile, F its features.
 """
@@ -35,6 +35,16 @@ def _halves(x, first, x_stride, start, features, mask_RF, BLOCK_R: tl.constexpr,
 
 
 @triton.jit
+def _gated(activated_RF, gate_RF, up_RF):
+    """activated · up; where an infinite up met a gate whose activation vanished, and NaN came of it, Inf.
+
+    gate / |gate| is its sign, and NaN for 0, Inf and NaN.
+    """
+    y_RF = activated_RF * up_RF
+    return tl.where(y_RF != y_RF, gate_RF / tl.abs(gate_RF) * up_RF, y_RF)
+
+
+@triton.jit
 def silu_and_mul_kernel(
     x, y, rows, features, x_stride, limit, alpha, up_offset, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
 ):
@@ -49,7 +59,7 @@ def silu_and_mul_kernel(
             gate_RF = tl.where(gate_RF > limit, limit, gate_RF)
             up_RF = tl.where(up_RF > limit, limit, up_RF)
             up_RF = tl.where(up_RF < -limit, -limit, up_RF)
-        y_RF = gate_RF * tl.sigmoid(alpha * gate_RF) * (up_RF + up_offset)
+        y_RF = _gated(gate_RF * tl.sigmoid(alpha * gate_RF), gate_RF, up_RF + up_offset)
         tl.store(y + offsets(first, features, start, BLOCK_R, BLOCK_F), y_RF.to(y.dtype.element_ty), mask=mask_RF)
 
 
@@ -68,5 +78,5 @@ def gelu_and_mul_kernel(
             share_RF = tl.sigmoid((gate_RF + 0.044715 * gate_RF * gate_RF * gate_RF) * TWICE_SQRT_2_OVER_PI)
         else:
             share_RF = 0.5 * (1.0 + tl.erf(gate_RF * SQRT_HALF))
-        y_RF = gate_RF * share_RF * up_RF
+        y_RF = _gated(gate_RF * share_RF, gate_RF, up_RF)
         tl.store(y + offsets(first, features, start, BLOCK_R, BLOCK_F), y_RF.to(y.dtype.element_ty), mask=mask_RF)
