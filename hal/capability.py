@@ -123,6 +123,9 @@ class Implementation:
     for a backward pass. backward takes (a, outs, grads, needs): the arguments, the kept results and statistics by
     name, a gradient (or None) per result, and for each differentiable argument whether its gradient is wanted.
     Without a backward, the reference is recomputed and differentiated.
+    prepare, where calls must be cheap, is asked once for each plan, with the arguments of its first call, and returns
+    what serves the plan's calls in forward's place. Shapes, strides, dtypes, devices and numbers are equal in all of
+    them (but for the operator's volatile numbers), so it may keep what follows from those; it may keep no tensor.
     """
 
     op: str
@@ -134,6 +137,7 @@ class Implementation:
     priority: int = 0
     train: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
+    prepare: Callable[[Args], Callable[..., Any]] | None = None
 
     def judge(self, op: Op, a: Args, device_type: str, architecture: str | None = None) -> Answer:
         return self.supports.judge(op.traits(a), a, device_type, architecture)

@@ -112,7 +112,7 @@ def auto_backend(device: torch.device) -> str:
 class Plan:
     """A selected implementation bound to one request."""
 
-    def __init__(self, op: Op, chosen: Candidate, device: torch.device, policy: Settings) -> None:
+    def __init__(self, op: Op, a: Args, chosen: Candidate, device: torch.device, policy: Settings) -> None:
         self.id = next(_ids)
         self.op = op
         self.implementation = chosen.implementation
@@ -120,7 +120,9 @@ class Plan:
         self.tally: Tally = dispatch_report.tally(
             op.name, chosen.backend, chosen.implementation.name, chosen.kind, device.type
         )
-        self.call = _bind(op, chosen.implementation.forward, chosen.foreign, device, policy)
+        prepare = chosen.implementation.prepare
+        forward = chosen.implementation.forward if prepare is None or chosen.foreign else prepare(a)
+        self.call = _bind(op, forward, chosen.foreign, device, policy)
 
     def train(self, a: Args) -> tuple[Tensor, ...]:
         train = self.implementation.train
@@ -152,7 +154,7 @@ class _Selection:
             explanation = explain(op, a)
             if explanation.chosen is None:
                 raise _unsupported(explanation)
-            plan = Plan(op, explanation.chosen, explanation.device, settings.current())
+            plan = Plan(op, a, explanation.chosen, explanation.device, settings.current())
             _plans[plan.id] = plan
             return plan
 

@@ -1,0 +1,10 @@
+"""All that the CUDA backend implements."""
+
+from __future__ import annotations
+
+from hal.backends.cuda import norms
+from hal.capability import Implementation
+
+__all__ = ["IMPLEMENTATIONS"]
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (*norms.IMPLEMENTATIONS,)
