@@ -151,5 +151,6 @@ def compiling(arch: int) -> Iterator[list[Launched]]:
     mine.launched.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "multiprocessors", lambda device: MULTIPROCESSORS[arch])
+        patch.setattr(launch, "capability", lambda device: arch)
         patch.setattr(driver, "_active", mine)
         yield mine.launched

@@ -38,6 +38,7 @@ def interpreted() -> Iterator[Site]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "multiprocessors", lambda device: 3)
+            patch.setattr(launch, "capability", lambda device: 90)
             yield Site.of("cpu")
     finally:
         torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Launch", "kernel", "multiprocessors"]
+__all__ = ["Launch", "capability", "kernel", "multiprocessors"]
 
 ALIGNMENT = 16
 # torch is built without CUDA where kernels are interpreted or only compiled.
@@ -32,6 +32,13 @@ def kernel(name: str) -> Any:
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors the device has."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def capability(device: torch.device) -> int:
+    """The device's compute capability as one number: 80, 90, 100."""
+    chip = torch.cuda.get_device_properties(device)
+    return int(chip.major) * 10 + int(chip.minor)
 
 
 class Launch:
