@@ -25,7 +25,7 @@ from torch import Tensor
 
 import hal
 from hal import dispatch, settings
-from hal.bench.timing import take_turns
+from hal.bench.timing import settle, take_turns
 from hal.conformance.environment import environment
 from hal.contract import Args, Op, dtype_name
 from hal.files import check_writable, write_whole
@@ -101,7 +101,7 @@ def subjects(device: torch.device) -> list[Subject]:
 def measure(subject: Subject, rounds: int = 40) -> list[Item]:
     """Take one call apart."""
     device = dispatch.device_of(subject.args)
-    timed = take_turns(_candidates(subject), rounds=rounds, between=_settle(device))
+    timed = take_turns(_candidates(subject), rounds=rounds, between=settle(device))
     limits = {SHORT: 2.0, ROUTED: subject.routed_limit_us, RECORDED: 15.0}
     items = []
     for name, timing in timed.items():
@@ -154,11 +154,6 @@ def _gate() -> bool:
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._is_any_autocast_enabled()
     )
-
-
-def _settle(device: torch.device) -> Callable[[], None]:
-    # A device's queue must not fill up: a full one blocks the host.
-    return (lambda: None) if device.type == "cpu" else (lambda: torch.accelerator.synchronize(device))
 
 
 def document(items: Sequence[Item], device: torch.device) -> dict[str, Any]:

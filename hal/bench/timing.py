@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Timing", "take_turns"]
+import torch
+
+__all__ = ["Timing", "settle", "take_turns"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ def take_turns(
         if collecting:
             gc.enable()
     return {name: _summary(times, clock) for name, times in samples.items()}
+
+
+def settle(device: torch.device) -> Callable[[], None]:
+    """What to do between turns: a device's queue must not fill up, for a full one blocks the host."""
+    return (lambda: None) if device.type == "cpu" else (lambda: torch.accelerator.synchronize(device))
 
 
 def _turn(fn: Callable[[], Any], calls: int) -> list[int]:

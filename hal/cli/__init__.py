@@ -1,4 +1,4 @@
-"""The command line: `hal devices | ops | explain | doctor | conformance run | generate`."""
+"""The command line: `hal devices | ops | explain | doctor | conformance | bench | generate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hal
-from hal.cli import bundles, conformance, devices, doctor, explain, ops, simulate
+from hal.cli import bench, bundles, conformance, devices, doctor, explain, ops, simulate
 from hal.cli._console import Group, open_streams
 from hal.cli.generate import generate
 
@@ -50,6 +50,7 @@ app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 bundles.mount(conformance.app)
 app.add_typer(conformance.app, name="conformance")
+app.command("bench")(bench.bench)
 app.command("generate")(generate)
 app.command("simulate", context_settings=simulate.CONTEXT)(simulate.simulate)
 

@@ -25,9 +25,7 @@ def power(
         bool, typer.Option("--strength", help="Also find out how weak a fault each single case still sees.")
     ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Write the whole as JSON.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes; 0 = this one. Default: one per core.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; 0 = this one. Default: one per core.")] = None,
 ) -> None:
     """Prove that the quick suite rejects wrong implementations: every convention of the contract broken on purpose.
 
