@@ -20,7 +20,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: ascend ascend-2.10 ascend-triton setup conformance test lint types contracts docs check-docs package gpu bench clean
+.PHONY: ascend ascend-2.10 ascend-triton triton setup conformance test lint types contracts docs check-docs package gpu bench clean
 
 conformance: $(STAMP)
 	HAL_BACKEND=$(HAL_BACKEND) $(PY) -m hal.cli conformance run $(CONFORMANCE_ARGS)
@@ -127,6 +127,25 @@ $(TRITON_ASCEND_STAMP): pyproject.toml Makefile
 ascend-triton: $(TRITON_ASCEND_STAMP)
 	$(TRITON_ASCEND_TEST) $(ASCEND_TRITON_ARGS)
 	TRITON_INTERPRET=1 $(TRITON_ASCEND_TEST) $(ASCEND_TRITON_ARGS)
+
+# The CUDA backend's kernels without a GPU: compiled to machine code, then interpreted, in an environment of their own
+# (the interpreter of triton 3.6 takes no newer numpy) and in two processes, since triton reads TRITON_INTERPRET on import.
+TRITON ?= 3.6.0
+TRITON_VENV ?= .venv-triton
+TRITON_PY := $(TRITON_VENV)/bin/python
+TRITON_STAMP := $(TRITON_VENV)/.installed-$(TRITON)
+TRITON_TEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(TRITON_PY) -m pytest $(PYTEST_ARGS) tests/cuda
+
+$(TRITON_STAMP): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "hal needs Python 3.11 or 3.12; none was found. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(TRITON_PY) || $(PYTHON) -m venv $(TRITON_VENV)
+	$(TRITON_PY) -m pip install --quiet $(TORCH_INDEX) "$(TORCH)"
+	$(TRITON_PY) -m pip install --quiet --editable . "$(TORCH)" triton==$(TRITON) 'numpy<2.4' 'pytest>=8.3' 'pytest-xdist>=3.6'
+	touch $@
+
+triton: $(TRITON_STAMP)
+	$(TRITON_TEST)
+	TRITON_INTERPRET=1 $(TRITON_TEST)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m hal.bench.call_cost

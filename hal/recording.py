@@ -16,7 +16,7 @@ from torch._C import DispatchKey
 
 from hal.contract import Args, BoundPlan, Op
 
-__all__ = ["backward", "gradients", "keep", "recompute", "recorder"]
+__all__ = ["autograd_enabled", "backward", "gradients", "keep", "recompute", "recorder"]
 
 _autocast = torch._C._is_any_autocast_enabled
 
@@ -99,7 +99,7 @@ def recompute(op: Op, a: Args, grads: tuple[Tensor | None, ...], needs: tuple[bo
         value = getattr(a, name)
         if need and value is not None:
             leaves[name] = value.detach().requires_grad_()
-    with _autograd_enabled():
+    with autograd_enabled():
         arguments = {k: v.detach() if isinstance(v, Tensor) else v for k, v in vars(a).items()} | leaves
         if op.optional_result is not None:
             arguments[op.optional_result] = grads[-1] is not None
@@ -124,7 +124,8 @@ def _finished(argument: Tensor | None, found: Tensor | None, need: bool, device:
 
 
 @contextmanager
-def _autograd_enabled() -> Iterator[None]:
+def autograd_enabled() -> Iterator[None]:
+    """Operations within the block are recorded, also inside an operator's own kernel."""
     # A torch op's kernel runs below the autograd dispatch keys: grad mode alone would record nothing.
     keys = (DispatchKey.AutogradFunctionality, DispatchKey.AutogradOther, DispatchKey.ADInplaceOrView)
     excluded = [key for key in keys if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]

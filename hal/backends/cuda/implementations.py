@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from hal.backends.cuda import norms
+from hal.backends.cuda import norms, sdpa
 from hal.capability import Implementation
 
 __all__ = ["IMPLEMENTATIONS"]
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (*norms.IMPLEMENTATIONS,)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    *norms.IMPLEMENTATIONS,
+    *sdpa.IMPLEMENTATIONS,
+)

@@ -12,7 +12,7 @@ from typing import Any
 from hal.capability import Declares, Implementation, Limit, Supports
 from hal.op import OPS, Args
 
-__all__ = ["FLOATS", "missing", "offer"]
+__all__ = ["FLOATS", "forward_of", "missing", "offer"]
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 NAME = "triton"
@@ -36,6 +36,17 @@ def missing() -> str | None:
     return None
 
 
+def forward_of(op: str, prepare: Callable[[Args], Callable[..., Any]]) -> Callable[..., Any]:
+    """The plain function, with the operator's signature, behind an implementation that prepares."""
+    contract = OPS[op]
+
+    @functools.wraps(contract.reference)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return prepare(contract.bind(args, kwargs))(*args, **kwargs)
+
+    return forward
+
+
 def offer(
     op: str,
     prepare: Callable[[Args], Callable[..., Any]],
@@ -49,11 +60,6 @@ def offer(
     backward: Callable[..., Any] | None = None,
 ) -> Implementation:
     """The implementation whose calls `prepare` makes ready; declared bitwise properties are the kernels' own."""
-    contract = OPS[op]
-
-    @functools.wraps(contract.reference)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return prepare(contract.bind(args, kwargs))(*args, **kwargs)
 
     def runs(a: Args) -> Iterable[str]:
         why = missing()
@@ -66,7 +72,7 @@ def offer(
     return Implementation(
         op,
         NAME,
-        forward,
+        forward_of(op, prepare),
         supports=Supports(dtypes=dtypes, features=features, limits=limits or {}, where=runs),
         declares=Declares() if declares is None else declares,
         priority=PRIORITY,
