@@ -7,8 +7,9 @@ A plug-in is a module found through the entry-point group `hal.backends`. The en
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 import torch
@@ -18,7 +19,7 @@ from hal.capability import Implementation
 if TYPE_CHECKING:
     from hal.descriptor import DeviceDescriptor
 
-__all__ = ["PROJECT", "Backend", "Conflict", "hookimpl", "hookspec"]
+__all__ = ["PROJECT", "Backend", "Choice", "Conflict", "Tuner", "hookimpl", "hookspec"]
 
 PROJECT = "hal"
 
@@ -52,6 +53,36 @@ class Conflict:
     found: str
     wanted: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision that a call's speed depends on, not its meaning: a kernel's tile, its warps.
+
+    name: of the decision. shape: the shape class that it is made for, as text; `numbers` are its numbers. tactics: what
+    there is to choose from, by label, the one in use first.
+    """
+
+    name: str
+    shape: str
+    tactics: tuple[str, ...]
+    numbers: tuple[Any, ...] = ()
+
+
+class Tuner(Protocol):
+    """How a backend's decisions are tried and kept; `hal warmup --tune` times them and checks their results."""
+
+    def watching(self) -> AbstractContextManager[list[Choice]]:
+        """Decisions made within the block, each once, are in the list when it ends."""
+        ...
+
+    def using(self, choice: Choice, tactic: str) -> AbstractContextManager[None]:
+        """What is decided within the block, by plans that are made there too, is decided so."""
+        ...
+
+    def keep(self, choice: Choice, tactic: str) -> None:
+        """Decide so from now on, in later processes too."""
+        ...
 
 
 @hookspec
@@ -91,3 +122,8 @@ def hal_simulator(backend: str) -> Callable[[Sequence[str]], int] | None:
 @hookspec
 def hal_conflicts() -> Sequence[Conflict]:  # type: ignore[empty-body]
     """What is installed here for this backend's devices and does not go together. It may import no vendor package."""
+
+
+@hookspec
+def hal_tuner(backend: str) -> Tuner | None:
+    """Tries and keeps this backend's tactics, or None if there is nothing to tune."""

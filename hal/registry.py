@@ -17,7 +17,7 @@ from hal import hookspec
 from hal.capability import Implementation
 from hal.contract import OPS, dtype_name
 from hal.errors import ConfigError, PluginError
-from hal.hookspec import Backend, Conflict
+from hal.hookspec import Backend, Conflict, Tuner
 from hal.locks import LOCK
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ __all__ = [
     "load_all",
     "register",
     "simulator",
+    "tuner",
     "unregister",
 ]
 
@@ -147,6 +148,14 @@ def simulator(name: str) -> Callable[[Sequence[str]], int]:
         )
     command: Callable[[Sequence[str]], int] = found[0]
     return command
+
+
+def tuner(name: str) -> Tuner | None:
+    """How backend `name` tries and keeps its tactics; None if it has nothing to tune."""
+    with LOCK:
+        backend(name)
+        found = [given for _, given in _call_each(_get(), "hal_tuner", backend=name) if given is not None]
+    return found[0] if found else None
 
 
 def conflicts() -> list[Conflict]:

@@ -19,7 +19,7 @@ from hal.errors import ConfigError, DeviceError, HalError, TransformError, Unsup
 from hal.locks import LOCK
 from hal.settings_model import Settings
 
-__all__ = ["Candidate", "Explanation", "Plan", "auto_backend", "dispatcher", "explain"]
+__all__ = ["Candidate", "Explanation", "Plan", "auto_backend", "dispatcher", "explain", "serving"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,11 @@ def auto_backend(device: torch.device) -> str:
         if found.claims is None or found.claims(device):
             return found.name
     return f"{registry.PORTABLE}:{device.type}"
+
+
+def serving(device: torch.device) -> str:
+    """The backend that serves a device under the settings in force; ConfigError or DeviceError if none does."""
+    return _backend_for(settings.current(), device)[0]
 
 
 class Plan:

@@ -1,4 +1,4 @@
-"""The command line: `hal devices | ops | explain | doctor | conformance | bench | generate`."""
+"""The command line: `hal devices | ops | explain | doctor | conformance | bench | warmup | generate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hal
-from hal.cli import bench, bundles, conformance, devices, doctor, explain, ops, simulate
+from hal.cli import bench, bundles, conformance, devices, doctor, explain, ops, simulate, warmup
 from hal.cli._console import Group, open_streams
 from hal.cli.generate import generate
 
@@ -51,6 +51,7 @@ app.command("doctor")(doctor.doctor)
 bundles.mount(conformance.app)
 app.add_typer(conformance.app, name="conformance")
 app.command("bench")(bench.bench)
+app.command("warmup")(warmup.warmup)
 app.command("generate")(generate)
 app.command("simulate", context_settings=simulate.CONTEXT)(simulate.simulate)
 

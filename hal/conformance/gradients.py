@@ -8,8 +8,9 @@ after its argument q.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +28,17 @@ from hal.conformance.judge import Trial
 from hal.conformance.recent import Recent
 from hal.conformance.rules import Expected
 from hal.conformance.subject import Subject, subject
-from hal.contract import Args
+from hal.contract import Args, Op
 from hal.errors import TransformError
 
-__all__ = ["GradientSubject", "GradientTrial", "gradient_subject", "recent"]
+__all__ = [
+    "GradientSubject",
+    "GradientTrial",
+    "bounded_gradients",
+    "gradient_subject",
+    "oracle_gradients",
+    "recent",
+]
 
 # Ops whose rows of a fixed result (no visible key, padding, an ignored target) pass nothing on, whatever comes in.
 SILENT = frozenset({"attention", "attention_varlen", "cross_entropy"})
@@ -75,27 +83,10 @@ class GradientSubject(Subject):
         return tuple(found)
 
     def _bounded(self, u_p: float) -> tuple[Expected, ...]:
-        Y = self.oracle
-        bound = self.op.accuracy.gradient_bound
-        assert bound is not None, f"{self.op.name} has gradients and no gradient_bound"
-        wide = torch.float64 if self.case.dtype == "float64" else torch.float32
-        widened = Args(**{name: _double(value) for name, value in vars(self.args).items()})
-        acc = Accumulator(unit_roundoff(wide), u_p, self.results.dtypes()[0])
-        grads = tuple(None if grad is None else grad.double() for grad in self.upstream)
-        if self.op.name == "cross_entropy":  # its loss is float32 whatever the logits are
-            acc = replace(acc, dtype=getattr(torch, self.case.dtype))
-        bounds = dict(zip(self.op.grad, bound(widened, self.results.oracle, grads, acc), strict=True))
-        expected = []
-        for name, told, dtype, y in zip(self.wanted, self.names, self.dtypes(), Y, strict=True):
-            e = bounds[name]
-            assert e is not None, f"{self.op.name} bounds no gradient of {name}"
-            e = e.double().expand(y.shape)
-            exact = (y == 0) & (e == 0)
-            unused = self.draft.unused.get(name)
-            if unused is not None:
-                exact = exact | (unused.expand(y.shape) & (y == 0))
-            expected.append(Expected(told, dtype, y, e, exact, None, wide))
-        return tuple(expected)
+        Y, results = self.oracle, self.results.oracle
+        return bounded_gradients(
+            self.op, self.args, self.wanted, self.upstream, results, Y, u_p, self.case.dtype, self.draft.unused
+        )
 
     def vacuous(self) -> tuple[str, str] | None:
         """R6, as for results."""
@@ -106,21 +97,69 @@ class GradientSubject(Subject):
         return None
 
     def _run(self, mode: str, p_dtype: torch.dtype | None) -> Results:
-        arguments = clone(vars(self.args))
-        for name in self.wanted:
-            leaf = arguments[name].double() if mode == "oracle" else arguments[name]
-            arguments[name] = leaf.requires_grad_()
-        with torch.enable_grad():
-            if mode == "oracle":
-                storage = getattr(torch, self.case.dtype)
-                public = arithmetic.oracle_of(storage, self.op.reference, **arguments)
-            else:
-                public = arithmetic.baseline(p_dtype, self.op.reference, **arguments)
-            outs = self.op.outs(Args(**arguments), public)
-            pairs = [(y, grad.to(y.dtype)) for y, grad in zip(outs, self.upstream, strict=True) if grad is not None]
-            leaves = [arguments[name] for name in self.wanted]
-            found = torch.autograd.grad([y for y, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True)
-        return tuple(torch.zeros_like(t) if d is None else d for t, d in zip(leaves, found, strict=True))
+        if mode == "oracle":
+            return oracle_gradients(self.op, self.args, self.wanted, self.upstream, self.case.dtype)
+        run = functools.partial(arithmetic.baseline, p_dtype)
+        return _differentiated(self.op, clone(vars(self.args)), self.wanted, self.upstream, run)
+
+
+def oracle_gradients(
+    op: Op, a: Args, wanted: Sequence[str], upstream: Sequence[Tensor | None], dtype: str
+) -> tuple[Tensor, ...]:
+    """Gradients of the arguments `wanted`, float64, given one (or None) of each result; `dtype` is the call's."""
+    arguments = clone(vars(a))
+    for name in wanted:
+        arguments[name] = arguments[name].double()
+    run = functools.partial(arithmetic.oracle_of, getattr(torch, dtype))
+    return _differentiated(op, arguments, wanted, upstream, run)
+
+
+def _differentiated(
+    op: Op,
+    arguments: dict[str, Any],
+    wanted: Sequence[str],
+    upstream: Sequence[Tensor | None],
+    run: Callable[..., Any],
+) -> tuple[Tensor, ...]:
+    leaves = [arguments[name].requires_grad_() for name in wanted]
+    with torch.enable_grad():
+        outs = op.outs(Args(**arguments), run(op.reference, **arguments))
+        pairs = [(y, grad.to(y.dtype)) for y, grad in zip(outs, upstream, strict=True) if grad is not None]
+        found = torch.autograd.grad([y for y, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True)
+    return tuple(torch.zeros_like(t) if d is None else d for t, d in zip(leaves, found, strict=True))
+
+
+def bounded_gradients(
+    op: Op,
+    a: Args,
+    wanted: Sequence[str],
+    upstream: Sequence[Tensor | None],
+    results: Results,
+    Y: Results,
+    u_p: float,
+    dtype: str,
+    unused: Mapping[str, Tensor],
+) -> tuple[Expected, ...]:
+    """Each of the oracle's gradients Y with the bound E that the contract derives; `results` are the oracle's too."""
+    bound = op.accuracy.gradient_bound
+    assert bound is not None, f"{op.name} has gradients and no gradient_bound"
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    widened = Args(**{name: _double(value) for name, value in vars(a).items()})
+    acc = Accumulator(unit_roundoff(wide), u_p, op.meta(a)[0].dtype)
+    grads = tuple(None if grad is None else grad.double() for grad in upstream)
+    if op.name == "cross_entropy":  # its loss is float32 whatever the logits are
+        acc = replace(acc, dtype=getattr(torch, dtype))
+    bounds = dict(zip(op.grad, bound(widened, results, grads, acc), strict=True))
+    expected = []
+    for name, y in zip(wanted, Y, strict=True):
+        e = bounds[name]
+        assert e is not None, f"{op.name} bounds no gradient of {name}"
+        e = e.double().expand(y.shape)
+        exact = (y == 0) & (e == 0)
+        if name in unused:
+            exact = exact | (unused[name].expand(y.shape) & (y == 0))
+        expected.append(Expected(f"d_{name}", getattr(a, name).dtype, y, e, exact, None, wide))
+    return tuple(expected)
 
 
 recent: Recent[GradientSubject] = Recent(4)  # several implementations are judged in turn

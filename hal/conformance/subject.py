@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from hal.conformance.recent import Recent
 from hal.conformance.rules import Expected, vacuous
 from hal.contract import OPS, Args, Op
 
-__all__ = ["Subject", "recent", "subject"]
+__all__ = ["Subject", "bounded", "recent", "subject"]
 
 
 class Subject:
@@ -77,26 +78,7 @@ class Subject:
         return self._expected[u_p]
 
     def _bounded(self, u_p: float) -> tuple[Expected, ...]:
-        Y = self.oracle
-        wide = torch.float64 if self.op.traits(self.args).dtype == "float64" else torch.float32
-        accuracy = self.op.accuracy
-        E: tuple[Tensor | None, ...] = (None,) * len(Y)
-        widened = Args(**{name: _double(value) for name, value in vars(self.args).items()})
-        if accuracy.bound is not None and not self.op.mutates:
-            E = tuple(accuracy.bound(widened, Y, Accumulator(unit_roundoff(wide), u_p, self.dtypes()[0])))
-        exact = accuracy.exact(self.args, Y) if accuracy.exact is not None else (None,) * len(Y)
-        return tuple(
-            Expected(
-                name,
-                dtype,
-                y,
-                None if e is None else _like(e.double(), y),
-                None if x is None else _like(x, y),
-                self.draft.unjudged.get(name),
-                wide,
-            )
-            for name, dtype, y, e, x in zip(self.names, self.dtypes(), Y, E, exact, strict=True)
-        )
+        return bounded(self.op, self.args, self.names, self.dtypes(), self.oracle, u_p, self.draft.unjudged)
 
     def vacuous(self) -> tuple[str, str] | None:
         """R6: the result on which zeros or a shuffled result would pass, and why; None for a case that proves."""
@@ -131,6 +113,37 @@ class Subject:
             else:
                 public = arithmetic.baseline(p_dtype, self.op.reference, **arguments)
         return results(self.op, arguments, public)
+
+
+def bounded(
+    op: Op,
+    a: Args,
+    names: Sequence[str],
+    dtypes: Sequence[torch.dtype],
+    Y: Results,
+    u_p: float,
+    unjudged: Mapping[str, Tensor],
+) -> tuple[Expected, ...]:
+    """Each of the oracle's results Y with the bound E that the operator's contract derives for these arguments."""
+    wide = torch.float64 if op.traits(a).dtype == "float64" else torch.float32
+    accuracy = op.accuracy
+    E: tuple[Tensor | None, ...] = (None,) * len(Y)
+    widened = Args(**{name: _double(value) for name, value in vars(a).items()})
+    if accuracy.bound is not None and not op.mutates:
+        E = tuple(accuracy.bound(widened, Y, Accumulator(unit_roundoff(wide), u_p, dtypes[0])))
+    exact = accuracy.exact(a, Y) if accuracy.exact is not None else (None,) * len(Y)
+    return tuple(
+        Expected(
+            name,
+            dtype,
+            y,
+            None if e is None else _like(e.double(), y),
+            None if x is None else _like(x, y),
+            unjudged.get(name),
+            wide,
+        )
+        for name, dtype, y, e, x in zip(names, dtypes, Y, E, exact, strict=True)
+    )
 
 
 recent: Recent[Subject] = Recent(4)  # several implementations are judged in turn

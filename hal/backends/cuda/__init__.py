@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hal.hookspec import Backend, hookimpl
+from hal.hookspec import Backend, Tuner, hookimpl
 
 if TYPE_CHECKING:
     from hal.capability import Implementation
@@ -53,3 +53,12 @@ def hal_implementations(backend: str) -> Sequence[Implementation]:
     from hal.backends.cuda.implementations import IMPLEMENTATIONS
 
     return IMPLEMENTATIONS
+
+
+@hookimpl
+def hal_tuner(backend: str) -> Tuner | None:
+    if backend != NAME:
+        return None
+    from hal.backends.cuda.tactics import TUNER
+
+    return TUNER
