@@ -33,12 +33,15 @@ def test_each_subject_is_taken_apart_beside_its_peers():
         limited = [items[name] for name in (call_cost.SHORT, call_cost.ROUTED, call_cost.RECORDED)]
         assert all(item.over_bare_us is not None and item.limit_us is not None for item in limited)
         assert items[call_cost.BARE].median_us > 0
+        assert items[call_cost.YARDSTICK].times_add == 1.0
 
 
 def test_a_limit_is_exceeded_only_by_more_than_it():
     item = call_cost.Item("call", "short way", 5.0, 6.0, 2.0, 2.0)
     assert not item.exceeded
     assert call_cost.Item("call", "short way", 5.1, 6.0, 2.1, 2.0).exceeded
+    assert not call_cost.Item("call", "short way", 5.0, 6.0, None, None, 1.4, 1.4).exceeded
+    assert call_cost.Item("call", "short way", 5.0, 6.0, None, None, 1.41, 1.4).exceeded
 
 
 def test_measurement_is_written_as_json_with_its_environment(tmp_path):
@@ -47,7 +50,7 @@ def test_measurement_is_written_as_json_with_its_environment(tmp_path):
     written = json.loads(path.read_text())
     assert written["format"] == "hal-call-cost"
     assert written["environment"]["torch"] == torch.__version__
-    assert {item["call"].split()[0] for item in written["items"]} == {"rms_norm", "attention"}
+    assert {item["call"].split()[0] for item in written["items"]} == {"rms_norm", "add_rms_norm", "attention"}
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_measuring(tmp_path):
