@@ -58,16 +58,34 @@ package: $(STAMP)
 	rm -rf dist
 	$(PY) -m build --no-isolation --outdir dist .
 
-# Runs with any interpreter that has torch for the device and hal installed (its entry points must be found):
+# What only a GPU can show, in under ten minutes on one: conformance of every implementation, captured graphs among it,
+# with a bundle to compare elsewhere; kernels under memcheck on a share of the cases; what calls cost; benchmarks beside
+# the peers that are installed. Runs with any interpreter that has torch for the device and hal installed (its entry
+# points must be found):
 #   make gpu GPU_PYTHON=python3 COMMIT=$(git rev-parse --short HEAD)
 GPU_PYTHON ?= $(PY)
-GPU_DEVICE ?= cuda
+GPU_BACKEND ?= cuda
+GPU_WORKERS ?= 8
+GPU_PEERS ?= torch,compile,cudnn,flash,flex,liger,quack
+MEMCHECK ?= compute-sanitizer --tool memcheck --error-exitcode 3 --target-processes all
 COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
-RESULT := docs/results/$(shell date -u +%Y-%m-%d)-portable-$(GPU_DEVICE)-$(COMMIT).json
+RESULTS := docs/results/$(shell date -u +%Y-%m-%d)-$(subst :,-,$(GPU_BACKEND))
+HAL_GPU := HAL_BACKEND=$(GPU_BACKEND) $(GPU_PYTHON) -m hal.cli
+
 gpu:
 	mkdir -p docs/results
 	$(GPU_PYTHON) -m hal.cli doctor
-	HAL_BACKEND=portable:$(GPU_DEVICE) $(GPU_PYTHON) -m hal.cli conformance run --json $(RESULT) $(CONFORMANCE_ARGS)
+	failed=; \
+	$(HAL_GPU) conformance run --workers $(GPU_WORKERS) --json $(RESULTS)-$(COMMIT).json \
+		--markdown $(RESULTS)-$(COMMIT).md $(CONFORMANCE_ARGS) || failed+=" conformance"; \
+	$(HAL_GPU) conformance record --workers $(GPU_WORKERS) -o $(RESULTS)-$(COMMIT).hal $(CONFORMANCE_ARGS) \
+		|| failed+=" record"; \
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 HAL_BACKEND=$(GPU_BACKEND) $(MEMCHECK) $(GPU_PYTHON) -m hal.cli \
+		conformance run --workers 0 --shard 1/60 $(CONFORMANCE_ARGS) || failed+=" memcheck"; \
+	HAL_BACKEND=$(GPU_BACKEND) $(GPU_PYTHON) -m hal.bench.call_cost --device cuda \
+		--json $(RESULTS)-call-cost-$(COMMIT).json || failed+=" call-cost"; \
+	$(HAL_GPU) bench --device cuda --against $(GPU_PEERS) --json $(RESULTS)-bench-$(COMMIT).json || failed+=" bench"; \
+	test -z "$$failed" || { echo "failed on the GPU:$$failed" >&2; exit 1; }
 
 # The real torch_npu on the simulated CANN. It wants one torch exactly, so each has an environment of its own, and a CPU
 # build, which a package index may lack: what it says it needs is not asked, and hal simulate stands in for torch's CUDA
