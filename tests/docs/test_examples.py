@@ -113,3 +113,10 @@ def test_console_blocks_run(page, block, tmp_path):
         if want:
             same = doctest.OutputChecker().check_output(want, got, FLAGS)
             assert same, f"{where}should print\n{want}but printed\n{got}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    local = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
