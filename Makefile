@@ -59,8 +59,8 @@ package: $(STAMP)
 	$(PY) -m build --no-isolation --outdir dist .
 
 # What only a GPU can show, in under ten minutes on one: conformance of every implementation, captured graphs among it,
-# with a bundle to compare elsewhere; kernels under memcheck on a share of the cases; what calls cost; benchmarks beside
-# the peers that are installed. Runs with any interpreter that has torch for the device and hal installed (its entry
+# with a bundle to compare elsewhere; kernels under memcheck on a share of the cases; the cases from known defects; what
+# calls cost; benchmarks beside the peers that are installed. Runs with any interpreter that has torch for the device and hal installed (its entry
 # points must be found):
 #   make gpu GPU_PYTHON=python3 COMMIT=$(git rev-parse --short HEAD)
 GPU_PYTHON ?= $(PY)
@@ -82,6 +82,7 @@ gpu:
 		|| failed+=" record"; \
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 HAL_BACKEND=$(GPU_BACKEND) $(MEMCHECK) $(GPU_PYTHON) -m hal.cli \
 		conformance run --workers 0 --shard 1/60 $(CONFORMANCE_ARGS) || failed+=" memcheck"; \
+	$(GPU_PYTHON) -m pytest -q tests/cases || failed+=" cases"; \
 	HAL_BACKEND=$(GPU_BACKEND) $(GPU_PYTHON) -m hal.bench.call_cost --device cuda \
 		--json $(RESULTS)-call-cost-$(COMMIT).json || failed+=" call-cost"; \
 	$(HAL_GPU) bench --device cuda --against $(GPU_PEERS) --json $(RESULTS)-bench-$(COMMIT).json || failed+=" bench"; \
@@ -163,7 +164,7 @@ $(TRITON_STAMP): pyproject.toml Makefile
 
 triton: $(TRITON_STAMP)
 	$(TRITON_TEST)
-	TRITON_INTERPRET=1 $(TRITON_TEST)
+	TRITON_INTERPRET=1 $(TRITON_TEST) tests/cases
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m hal.bench.call_cost

@@ -1,5 +1,5 @@
-"""Runs one operator under every implementation that serves the CPU, and judges by the operator's own
-contract.
+"""Runs one operator under every implementation that serves this machine's CPU and GPU, and judges by the
+operator's own contract. Where kernels are interpreted (`make triton`), theirs are among the CPU's.
 
 A case holds the right result, computed in float64 by `case_models` (which shares no code with hal), and
 mostly the result of a known fault. `Choice.check` demands that the implementation meet the element bound
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 import hal
 from hal import registry
@@ -30,6 +31,7 @@ class Choice:
     op: str
     backend: str
     implementation: Implementation
+    device: str = "cpu"
 
     def __str__(self):
         return f"{self.backend}/{self.implementation.name}"
@@ -41,13 +43,32 @@ class Choice:
     def call(self, *args, **kwargs):
         """The public operator's result; skips with the reasons where the implementation refuses with its
         typed error."""
+        args_there, kwargs_there = tree_map(self.moved, (args, kwargs))
         with self.use():
             try:
-                return getattr(hal.ops, self.op)(*args, **kwargs)
+                found = getattr(hal.ops, self.op)(*args_there, **kwargs_there)
+                self._bring_back(OPS[self.op].bind(args, kwargs), OPS[self.op].bind(args_there, kwargs_there))
+                return tree_map(_home, found)
             except UnsupportedError as refusal:
                 if self.implementation.name in ("reference", "composed"):
                     raise
                 pytest.skip("; ".join(refusal.rejections[str(self)]))
+
+    def moved(self, value):
+        """The value on the implementation's device; a tensor in the memory layout that it has here."""
+        if not isinstance(value, torch.Tensor) or self.device == "cpu":
+            return value
+        if value.requires_grad:
+            return value.to(self.device)
+        storage = value.untyped_storage().to(device=self.device)
+        there = torch.empty(0, dtype=value.dtype, device=self.device)
+        return there.set_(storage, value.storage_offset(), value.shape, value.stride())
+
+    def _bring_back(self, here, there):
+        """What the operator wrote."""
+        for name in OPS[self.op].mutates if self.device != "cpu" else ():
+            for ours, theirs in zip(*map(tree_leaves, (getattr(here, name), getattr(there, name))), strict=True):
+                ours.copy_(theirs)
 
     def gradients(self, inputs, run, grad_out=None):
         """Gradients of Σ run(*inputs) (or of its product with `grad_out`) in each input."""
@@ -103,11 +124,18 @@ class Choice:
             yield y, Y, (unit_roundoff(meta.dtype) * Y.abs() + omega + C * E).expand(Y.shape)
 
 
+def _home(value):
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
 def choices(op):
-    """Every implementation of an operator that serves CPU tensors."""
+    """Every implementation of an operator that serves this machine's CPU, and its GPU if it has one."""
     found = [("cpu", i) for i in registry.implementations("cpu", op)]
     found += [("portable:cpu", i) for i in registry.implementations("portable", op)]
-    return [Choice(op, backend, i) for backend, i in found]
+    present = [Choice(op, backend, i) for backend, i in found]
+    if torch.cuda.is_available():
+        present += [Choice(op, "cuda", i, "cuda") for i in registry.implementations("cuda", op)]
+    return present
 
 
 def each_implementation(op):

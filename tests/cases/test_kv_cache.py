@@ -222,7 +222,7 @@ def test_a_plan_made_for_a_short_sequence_serves_long_ones(choice, lengths):
 def test_a_compiled_call_follows_lengths_that_are_rewritten(choice):
     """sgl-project/sglang#26019, through torch.compile: nothing of the lengths may be baked into the graph."""
     q, k, v = draw(643, 1, 4, 64), draw(644, 64, 2, 64), draw(645, 64, 2, 64)
-    table, seq_lens, starts = ints(0, 1, 2, 3)[None], ints(1), ints(0, 1)
+    table, seq_lens, starts = (choice.moved(t) for t in (ints(0, 1, 2, 3)[None], ints(1), ints(0, 1)))
 
     compiled = torch.compile(
         lambda *a: hal.ops.paged_attention(*a, seq_lens, starts, 1), fullgraph=True, backend="aot_eager"
@@ -231,5 +231,7 @@ def test_a_compiled_call_follows_lengths_that_are_rewritten(choice):
     with choice.use():
         for length in (1, 17, 64, 3):
             seq_lens.fill_(length)
-            o = compiled(q, *caches, table)
-            choice.check(o, attention(q, k[:length], v[:length])[0], q, *caches, table, seq_lens, starts, 1)
+            o = compiled(*(choice.moved(t) for t in (q, *caches)), table).cpu()
+            choice.check(
+                o, attention(q, k[:length], v[:length])[0], q, *caches, table.cpu(), seq_lens.cpu(), starts.cpu(), 1
+            )
