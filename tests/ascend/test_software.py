@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from hal import doctor
+from hal.backends import ascend
 from hal.backends.ascend import simulator, software
 from hal.cli import app
 
@@ -104,6 +106,20 @@ def test_no_cann_is_a_conflict_but_for_libraries_and_the_simulator(tmp_path: Pat
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64" / "libascendcl.so").touch()
     assert told(home=str(tmp_path)) == 0
+
+
+def test_the_record_names_cann_and_says_where_it_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(torch_npu: dict[str, str], cann: str | None, simulated: bool = False) -> Mapping[str, str]:
+        monkeypatch.setattr(software, "present", lambda: ({"torch": "2.10.0", **torch_npu}, cann))
+        monkeypatch.setattr(simulator, "active", lambda: simulated)
+        return ascend.hal_software()
+
+    wheel = {"torch_npu": "2.10.0"}
+    assert told({}, "9.0.0") == {}
+    assert told(wheel, "9.0.0") == {"CANN": "9.0.0"}
+    assert told(wheel, None) == {"CANN": "unknown"}
+    monkeypatch.setenv("ASCEND_SIM_CANN", "8.3.RC1")
+    assert told(wheel, "9.0.0", simulated=True) == {"CANN": "8.3.RC1 (simulated)"}
 
 
 def test_doctor_says_how_to_set_cann_up_where_torch_npu_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
