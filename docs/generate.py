@@ -56,8 +56,8 @@ ASCEND_RULES = """\
 # Rules of CANN's operators
 
 The host code of torch_npu refuses what breaks some of them; the simulated CANN checks the others. `hal simulate ascend
---constraints` prints them all, those of operators that hal does not call too. A rule that begins "the 310P is among the
-chips that have" says that the 310P has not. The last column names the page of the vendor's documents.
+--constraints` prints them all, those of operators that hal does not call too. The last column names the page of the
+vendor's documents.
 
 """
 ENFORCED = {"wheel": "torch_npu refuses", "document": "documented", "field": "seen on devices"}
