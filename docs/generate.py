@@ -6,7 +6,6 @@ Whole pages: operators.md, ascend-operators.md and report.schema.json. In ascend
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Iterable
 from itertools import groupby
@@ -56,8 +55,8 @@ ASCEND_RULES = """\
 # Rules of CANN's operators
 
 The host code of torch_npu refuses what breaks some of them; the simulated CANN checks the others. `hal simulate ascend
---constraints` prints them all, those of operators that hal does not call too. A rule that begins "the 310P is among the
-chips that have" says that the 310P has not. The last column names the page of the vendor's documents.
+--constraints` prints them all, those of operators that hal does not call too. The last column names the page of the
+vendor's documents.
 
 """
 ENFORCED = {"wheel": "torch_npu refuses", "document": "documented", "field": "seen on devices"}
@@ -307,8 +306,13 @@ def versions() -> str:
     """ascend.md with the table of versions that go together as hal has it."""
     rows = [f"| {r.torch} | {r.torch_npu} | {r.cann} | {r.product} |\n" for r in software.releases()]
     table = "| torch | torch_npu | CANN | product |\n|---|---|---|---|\n" + "".join(rows)
-    told = json.loads((Path(hal.__file__).parent / "data" / "ascend" / "versions.json").read_text())
-    source = f"\nSource: {told['source']}, read on {told['read']}.\n"
+    source = "\nSources:\n\n"
+    for told in software.tables():
+        source += f"- {told['source']}, read on {told['read']}"
+        if "compatible" in told:
+            products, lines = (", ".join(told["compatible"][name]) for name in ("products", "cann"))
+            source += f".\n  It calls each product of {products} compatible with each CANN of {lines}"
+        source += "\n"
     before, after = ASCEND.read_text().split(MARKS[0])
     return f"{before}{MARKS[0]}{table}{source}{MARKS[1]}{after.split(MARKS[1])[1]}"
 

@@ -6,7 +6,7 @@ A plug-in is a module found through the entry-point group `hal.backends`. The en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +34,7 @@ class Backend:
     parameterised: the backend is asked for as `name:<torch device type>` and serves that type only.
     claims: says whether `auto` may give the backend this device; None = every device of its types.
     packages: vendor distributions that its devices need; `hal doctor` tries them in processes of their own and asks for
-    the devices only if they import.
+    the devices only if they import. Conformance records their versions.
     """
 
     name: str
@@ -116,6 +116,14 @@ def hal_simulator(backend: str) -> Callable[[Sequence[str]], int] | None:
 
     `hal simulate NAME …` calls it with the arguments after the name. It returns an exit status, or becomes the program
     that it was asked to run.
+    """
+
+
+@hookspec
+def hal_software() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Versions of what this backend's devices run on beside its packages, such as a vendor's toolkit, by name.
+
+    Conformance records them. A version of something simulated says so. It may import no vendor package.
     """
 
 

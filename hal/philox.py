@@ -10,7 +10,9 @@ in one way), so that two machines that never met hold the same bits.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +28,35 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 # word stays inside int64; adding the word to the upper half undoes the shift. No step relies on wrap-around.
 MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 
+# Which half of an int64 is its upper one.
+_UPPER = 1 if sys.byteorder == "little" else 0
+
 # Words are made in pieces whose temporaries stay in a core's cache.
 CHUNK = 1 << 15
 
 Key = int | Tensor
 
 
+def _upper(value: Tensor) -> Tensor:
+    """Upper 32 bits of int64, signed: by a shift on a CPU, where that is fastest, elsewhere read in place.
+
+    A shift costs torch_npu a copy of its count from the host each time, which torch_npu 2.10 cannot capture in a graph.
+    """
+    if value.device.type == "cpu":
+        return value >> 32
+    return value.unsqueeze(-1).view(torch.int32)[..., _UPPER]
+
+
 def _halves(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     """Upper and lower 32 bits of the unsigned product."""
     product = word * multiplier
-    return (product >> 32) + word, product & MASK
+    return _upper(product) + word, product & MASK
+
+
+def _parts(value: Key) -> tuple[Any, Any]:
+    """Lower and upper 32 bits of a number or of a tensor."""
+    upper = value >> 32 if isinstance(value, int) else _upper(value).to(torch.int64)
+    return value & MASK, upper & MASK
 
 
 def block(key: tuple[Key, Key], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -51,9 +72,8 @@ def block(key: tuple[Key, Key], counter: tuple[Tensor, Tensor, Tensor, Tensor]) 
 
 
 def _four(seed: Key, counters: Tensor) -> tuple[Tensor, ...]:
-    key = (seed & MASK, (seed >> 32) & MASK)
     zero = torch.zeros((), dtype=torch.int64, device=counters.device)
-    return block(key, (counters & MASK, (counters >> 32) & MASK, zero, zero))
+    return block(_parts(seed), (*_parts(counters), zero, zero))
 
 
 def words(seed: Key, counters: Tensor, word: int = 0) -> Tensor:
@@ -68,7 +88,7 @@ def words(seed: Key, counters: Tensor, word: int = 0) -> Tensor:
 
 def to_uniform(word: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """((word >> 9) + 0.5) · 2⁻²³: strictly inside (0, 1), exact in float32 and float64."""
-    return ((word >> 9).to(dtype) + 0.5) * 2.0**-23
+    return ((word & ~0x1FF).to(dtype) + 256.0) * 2.0**-32
 
 
 def _stream(seed: int, count: int, device: torch.device | str | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
 import inspect
@@ -36,6 +37,7 @@ __all__ = [
     "load_all",
     "register",
     "simulator",
+    "software",
     "tuner",
     "unregister",
 ]
@@ -162,6 +164,24 @@ def conflicts() -> list[Conflict]:
     """What loaded plug-ins find installed that does not go together."""
     with LOCK:
         return [conflict for _, given in _call_each(_get(), "hal_conflicts") for conflict in given or ()]
+
+
+def software() -> dict[str, str]:
+    """Versions of what the backends' devices run on, where it is here: vendors' packages, and what plug-ins tell.
+
+    Asks every backend, since one may run on another's device type, as `portable` does; but asks for no
+    implementations, so that a backend which nobody uses touches no device.
+    """
+    with LOCK:
+        state, found = _get(), dict[str, str]()
+        plugins = {name: plugin for name, plugin in state.manager.list_name_plugin() if plugin is not None}
+        for name, entry in state.entries.items():
+            if name not in state.tried and "." not in name:
+                with contextlib.suppress(Exception, SystemExit):  # told where the backend is asked for
+                    plugins[name] = entry.load()
+        for name, plugin in plugins.items():
+            found |= _software_of(name, plugin)
+        return found
 
 
 def load_all() -> list[Backend]:
@@ -366,6 +386,18 @@ def _call_one(state: _State, plugin: str, hook: str, **kwargs: Any) -> Any:
 def _call_each(state: _State, hook: str, **kwargs: Any) -> list[tuple[str, Any]]:
     names = [name for name, plugin in state.manager.list_name_plugin() if plugin is not None]
     return [(name, _call_one(state, name, hook, **kwargs)) for name in names]
+
+
+def _software_of(name: str, plugin: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    try:
+        brought = plugin.hal_backend() if hasattr(plugin, "hal_backend") else None
+        for package in brought.packages if brought is not None else ():
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+        return found | dict(plugin.hal_software() if hasattr(plugin, "hal_software") else {})
+    except Exception as error:  # a version that cannot be told must not cost a run its results
+        return found | {name: f"unknown ({type(error).__name__}: {error})"}
 
 
 def _fail(state: _State, name: str, error: BaseException) -> None:

@@ -51,6 +51,16 @@ def foreign(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def names_of(prefix: str) -> list[str]:
+    """The variables that are set and whose names begin so, in order."""
+    return sorted(name for name in os.environ if name.startswith(prefix))
+
+
+def inherited() -> dict[str, str]:
+    """A copy of this process's environment, to start another process with."""
+    return dict(os.environ)
+
+
 def environment() -> dict[str, str]:
     """The HAL_* variables that are set and not empty, by setting name."""
     found = {name: os.environ.get(PREFIX + name.upper(), "") for name in NAMES}
@@ -130,7 +140,7 @@ def use(
 def unknown_names() -> dict[str, str | None]:
     """HAL_* variables that no setting has, each with the nearest known name if one is near."""
     known = [PREFIX + name.upper() for name in NAMES]
-    strange = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    strange = [name for name in names_of(PREFIX) if name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None) for name in strange}
 
 

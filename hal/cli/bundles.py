@@ -243,10 +243,12 @@ def _show(comparison: Comparison) -> None:
 
 
 def _show_side(label: str, side: Side) -> None:
+    from hal.conformance.report import stack
+
     device = f"{side.device}, {side.descriptor}" if side.descriptor else side.device
     line(
         f"{label}  {side.source}: {side.backend} on {device}{' (simulated)' if side.simulated else ''}, "
-        f"suite {side.suite}, hal {side.hal}, torch {side.torch}, {side.started}"
+        f"suite {side.suite}, hal {side.hal}, {stack(side)}, {side.started}"
     )
     counts = ", ".join(f"{count} {status}" for status, count in side.counts.items()) or "nothing judged"
     line(f"   {counts}{'' if side.complete else '; interrupted'}")

@@ -183,13 +183,15 @@ def _progress(what: Plan) -> Iterator[Callback | None]:
 
 def show(report: Report) -> None:
     """Print a report: a table by operator, dtype and implementation, the failures, the counts."""
+    from hal.conformance.report import stack
+
     target, counts = report.target, report.counts
     simulated = " (simulated)" if target.simulated else ""
     device = f"{target.device}, {target.descriptor}" if target.descriptor else target.device
     suite = report.request.suite + (f", shard {report.request.shard}" if report.request.shard else "")
     line(
         f"backend {target.backend} on {device}{simulated}, suite {suite}, "
-        f"hal {report.environment.hal}, torch {report.environment.torch}"
+        f"hal {report.environment.hal}, {stack(report.environment)}"
     )
     rows, out = _rows(report), console()
     # a narrow terminal wraps lines; rich would cut names and figures

@@ -52,6 +52,7 @@ class Side(_Model):
     suite: str
     hal: str
     torch: str
+    software: dict[str, str]
     python: str
     platform: str
     started: str
@@ -316,6 +317,7 @@ def _side(manifest: Manifest, source: str) -> Side:
         suite=manifest.request.suite,
         hal=environment.hal,
         torch=environment.torch,
+        software=environment.software,
         python=environment.python,
         platform=environment.platform,
         started=manifest.recorded.started,

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import hal
+from hal import registry
 from hal.conformance.report import Environment
 from hal.numerics import numerics
 
@@ -22,6 +23,7 @@ def environment(settings: dict[str, str], plugin_failures: tuple[str, ...] = ())
         git_commit=commit,
         git_dirty=dirty,
         torch=torch.__version__,
+        software=registry.software(),
         python=platform.python_version(),
         platform=platform.platform(),
         numerics=numerics(),

@@ -14,7 +14,7 @@ from hal.conformance.html_capabilities import capabilities
 from hal.conformance.html_heat import heat_map
 from hal.conformance.markup import Html, Node, el, join
 from hal.conformance.overview import figure, overview, target_name, verdict
-from hal.conformance.report import STATUSES, Report, worst
+from hal.conformance.report import STATUSES, Report, stack, worst
 from hal.errors import ArgumentError, FileError
 from hal.files import write_whole
 
@@ -95,7 +95,7 @@ def _tile(name: str, value: str, kind: str | None = None) -> Html:
 def _when(reports: Sequence[Report]) -> str:
     first = reports[0]
     suites = ", ".join(dict.fromkeys(report.request.suite for report in reports))
-    told = f"Suite {suites}, torch-hal {first.environment.hal}, torch {first.environment.torch}, begun {first.started}"
+    told = f"Suite {suites}, torch-hal {first.environment.hal}, {stack(first.environment)}, begun {first.started}"
     return told if len(reports) == 1 else f"{len(reports)} runs; the first: {told}"
 
 

@@ -91,6 +91,7 @@ def _properties(report: Report) -> dict[str, str]:
         "hal": environment.hal,
         "git_commit": environment.git_commit or "unknown",
         "torch": environment.torch,
+        **environment.software,
         "python": environment.python,
         "platform": environment.platform,
         "suite": report.request.suite,

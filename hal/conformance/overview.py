@@ -200,6 +200,7 @@ def facts(report: Report) -> dict[str, str]:
         "hal": of.hal,
         "commit": commit,
         "torch": of.torch,
+        **of.software,
         "python": of.python,
         "platform": of.platform,
     }

@@ -16,7 +16,7 @@ import torch
 
 from hal.conformance import runner
 from hal.conformance.environment import environment
-from hal.conformance.report import Report, Result, worst
+from hal.conformance.report import Report, Result, stack, worst
 from hal.conformance.shards import Shard
 from hal.conformance.site import Site, settings_in_force
 from hal.conformance.waivers import Waiver, apply, read_waivers, waive
@@ -102,7 +102,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     target, found = what.site.target, environment(settings_in_force(), what.site.plugin_failures())
     commit = f", commit {found.git_commit[:12]}{' (changed)' if found.git_dirty else ''}" if found.git_commit else ""
     lines = [
-        f"hal: {found.hal}{commit}, torch {found.torch}, suite {what.request.suite}, {what.size} judgements",
+        f"hal: {found.hal}{commit}, {stack(found)}, suite {what.request.suite}, {what.size} judgements",
         f"hal target: backend {target.backend} on {target.device}, {target.descriptor or 'unknown device'}"
         + (", SIMULATED: shows that conventions agree, not how a chip computes" if target.simulated else ""),
         "hal settings: " + _pairs(found.settings),

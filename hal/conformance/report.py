@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,8 +17,8 @@ from hal.errors import FileError
 from hal.files import write_whole
 
 FORMAT = "hal-conformance-report"
-VERSION = 2
-"""2 added offers, waivers, shards and devices of results; version 1 still reads."""
+VERSION = 3
+"""2 added offers, waivers, shards and devices of results, 3 the environment's software; earlier ones still read."""
 
 Status = Literal["passed", "failed", "mistrusted", "skipped", "unsupported", "waived"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "mistrusted", "skipped", "unsupported", "waived")
@@ -30,17 +30,31 @@ class _Model(BaseModel):
 
 
 class Environment(_Model):
-    """Everything outside hal that numbers may depend on."""
+    """Everything outside hal that numbers may depend on.
+
+    software: versions of vendors' packages and toolkits that are here, by name; what is simulated says so.
+    """
 
     hal: str
     git_commit: str | None
     git_dirty: bool | None
     torch: str
+    software: dict[str, str] = {}
     python: str
     platform: str
     numerics: dict[str, str]
     settings: dict[str, str]
     plugin_failures: tuple[str, ...] = ()
+
+
+class HasStack(Protocol):
+    """What says which torch and vendors' software it ran on."""
+
+    @property
+    def torch(self) -> str: ...
+
+    @property
+    def software(self) -> dict[str, str]: ...
 
 
 class Target(_Model):
@@ -264,6 +278,11 @@ def read_report(path: Path) -> Report:
         raise FileError(
             f"{asked}: {place}: {first['msg']}. Name a whole file written by 'hal conformance run --json'."
         ) from error
+
+
+def stack(of: HasStack) -> str:
+    """The versions under hal in one line, such as "torch 2.10.0, torch_npu 2.10.0.post7, CANN 8.5.0 (simulated)"."""
+    return ", ".join(f"{name} {version}" for name, version in {"torch": of.torch, **of.software}.items())
 
 
 class _Head(BaseModel):

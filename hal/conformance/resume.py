@@ -40,6 +40,7 @@ class _Head(BaseModel):
     hal: str
     commit: str | None
     torch: str
+    software: dict[str, str] = {}
     python: str
     request: Request
     target: Target
@@ -178,6 +179,7 @@ def _head(what: Plan) -> _Head:
         hal=now.hal,
         commit=now.git_commit,
         torch=now.torch,
+        software=now.software,
         python=now.python,
         request=what.request,
         target=what.site.target,

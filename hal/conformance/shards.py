@@ -115,7 +115,7 @@ def _differences(a: Report, b: Report) -> Iterator[tuple[str, object, object]]:
         ),
         *(
             (name, getattr(a.environment, name), getattr(b.environment, name))
-            for name in ("hal", "git_commit", "git_dirty", "torch", "settings")
+            for name in ("hal", "git_commit", "git_dirty", "torch", "software", "settings")
         ),
         ("numerics", _numerics(a), _numerics(b)),
     ]

@@ -21,6 +21,8 @@ HOSTILE = (
     "<script>window.hacked = 1; alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'single' ]]> --> | ` \u202e"
 )
 
+SOFTWARE = {"torch_chip": "2.13.0.post4", "toolkit": "9.1 (simulated)"}
+
 
 def result(op="rms_norm", dtype="float32", implementation="aten", status="passed", **changes):
     """One result; `changes` replaces fields."""
@@ -47,8 +49,8 @@ def report(*results, backend="cpu", descriptor="a CPU", complete=True, planned=N
         "request": Request(suite="quick"),
         "target": Target(backend=backend, device="cpu", descriptor=descriptor, simulated=False),
         "environment": Environment(
-            hal="0.1.0", git_commit=None, git_dirty=None, torch="2.13.0", python="3.11.7", platform="Linux",
-            numerics={"threads": "2"}, settings={"backend": backend},
+            hal="0.1.0", git_commit=None, git_dirty=None, torch="2.13.0", software=SOFTWARE, python="3.11.7",
+            platform="Linux", numerics={"threads": "2"}, settings={"backend": backend},
         ),
         "offers": (offer(),),
         "results": results,
@@ -91,6 +93,7 @@ def hostile():
         waivers=(WaiverNote(case=HOSTILE, reason=HOSTILE, tracker="javascript:alert(1)", expires=date(2027, 1, 1)),),
         environment=Environment(
             hal=HOSTILE, git_commit=HOSTILE, git_dirty=True, torch=HOSTILE, python=HOSTILE, platform=HOSTILE,
-            numerics={HOSTILE: HOSTILE}, settings={HOSTILE: HOSTILE}, plugin_failures=(HOSTILE,),
+            software={HOSTILE: HOSTILE}, numerics={HOSTILE: HOSTILE}, settings={HOSTILE: HOSTILE},
+            plugin_failures=(HOSTILE,),
         ),
     )  # fmt: skip

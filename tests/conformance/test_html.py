@@ -118,6 +118,12 @@ def test_good_interrupted_and_simulated_runs_say_so():
     assert "not how a chip computes" in to_html([report(result(), target=target)])
 
 
+def test_the_versions_of_the_vendors_software_stand_in_the_head_and_in_the_table():
+    page = Page(to_html([report(result())]))
+    assert "torch 2.13.0, torch_chip 2.13.0.post4, toolkit 9.1 (simulated), begun" in page.text
+    assert page.text.count("9.1 (simulated)") == 2
+
+
 def test_a_run_that_judged_nothing_has_a_page():
     assert "Nothing was judged" in to_html([report()])
 

@@ -50,6 +50,10 @@ def test_nothing_that_others_write_is_markup():
     assert HOSTILE.split("<img")[0] in to_markdown([hostile()])
 
 
+def test_the_environment_names_the_vendors_software():
+    assert "| toolkit | 9.1 (simulated) |" in to_markdown([report(result())])
+
+
 def test_more_failures_than_it_holds_are_counted():
     text = to_markdown([report(*(result(status="failed", case=f"c{i}") for i in range(MOST_FAILURES + 2)))])
     assert text.count("```sh") == MOST_FAILURES

@@ -9,10 +9,12 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 
-from hal import files
+from hal import files, registry
+from hal.conformance.environment import environment
 from hal.conformance.junit import to_junit, write_junit
-from hal.conformance.report import Environment, Finding, Report, Request, Result, Target, grouped, read_report
+from hal.conformance.report import Environment, Finding, Report, Request, Result, Target, grouped, read_report, stack
 from hal.errors import FileError
 
 
@@ -125,6 +127,19 @@ def test_junit_of_an_interrupted_run_has_an_error():
     root = ET.fromstring(to_junit(report(result(), complete=False, planned=9)).encode())
     assert root.get("errors") == "1"
     assert "1 of 9" in root.find(".//error").get("message")
+
+
+def test_a_report_names_the_software_that_is_here_and_one_without_still_reads(monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "software", lambda: {"toolkit": "9.1 (simulated)"})
+    found = environment({})
+    assert found.software == {"toolkit": "9.1 (simulated)"}
+    assert stack(found) == f"torch {torch.__version__}, toolkit 9.1 (simulated)"
+    written = report(result()).model_copy(update={"environment": found})
+    assert '<property name="toolkit" value="9.1 (simulated)" />' in to_junit(written)
+    document = json.loads(written.model_dump_json()) | {"version": 2}
+    del document["environment"]["software"]
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    assert read_report(tmp_path / "r.json").environment.software == {}
 
 
 def test_a_simulated_device_is_marked_in_both_reports():

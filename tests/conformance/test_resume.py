@@ -10,6 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from hal import registry
 from hal.cli import app
 from hal.conformance import resume, runner
 from hal.conformance.report import read_report
@@ -194,6 +195,13 @@ def test_the_state_of_another_version_is_refused(tmp_path, field, words):
     path.write_text(json.dumps(json.loads(head) | {field: "0.0.9"}, separators=(",", ":")) + "\n" + "".join(rest))
     with pytest.raises(FileError, match=words):
         State(path, plan())
+
+
+def test_the_state_of_a_run_on_other_software_is_refused(tmp_path, monkeypatch):
+    some(tmp_path / "s.jsonl", plan(), 1)
+    monkeypatch.setattr(registry, "software", lambda: {"toolkit": "9.2"})
+    with pytest.raises(FileError, match=r"toolkit \(None there, 9.2 now\)"):
+        State(tmp_path / "s.jsonl", plan())
 
 
 def test_a_newer_state_is_refused(tmp_path, monkeypatch):

@@ -100,6 +100,12 @@ def test_shards_of_different_runs_are_refused_with_what_differs(halves):
         merge([halves[0], other])
 
 
+def test_shards_on_different_software_are_refused(halves):
+    environment = halves[1].environment.model_copy(update={"software": {"toolkit": "9.2"}})
+    with pytest.raises(ArgumentError, match=r"software is .* in one and .*toolkit.*9\.2"):
+        merge([halves[0], halves[1].model_copy(update={"environment": environment})])
+
+
 def test_a_whole_run_is_no_shard(halves):
     whole = halves[0].model_copy(update={"request": halves[0].request.model_copy(update={"shard": None})})
     with pytest.raises(ArgumentError, match="--shard"):

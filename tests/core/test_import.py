@@ -149,7 +149,8 @@ def churn():
 thread = threading.Thread(target=churn, daemon=True)
 thread.start()
 """
-    script = FORK.format(before=before, inside="True").replace("answer(status)", "stop.set(); answer(status)")
+    script = FORK.format(before=before, inside="True")
+    script = script.replace("answer(status)", "stop.set(); thread.join(); answer(status)")
     script = script.replace("child = os.fork()", "import time; time.sleep(0.2)\nchild = os.fork()")
     assert [python(script)[0] for _ in range(3)] == [0, 0, 0]
 

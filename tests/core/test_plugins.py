@@ -326,6 +326,23 @@ def test_an_extension_that_fails_leaves_its_backend_usable(tmp_path):
     assert "rms_norm:reference is registered already" in log
 
 
+def test_software_is_the_versions_of_installed_packages_and_what_plug_ins_tell(tmp_path):
+    told = "\n@hookimpl\ndef hal_software():\n    return {'toolkit': '9.1 (simulated)'}\n"
+    modules = {
+        "vendors": good("vendors").replace('"answers seven")', "packages=('chip-runtime', 'none-such'))") + told,
+        "mute": "from hal.hookspec import hookimpl\n@hookimpl\ndef hal_software():\n    raise OSError('no libfoo')\n",
+    }
+    modules["broken"] = "raise OSError('libbar.so: cannot open')\n"
+    install(tmp_path, "vendors", modules, {"vendors": "vendors", "cpu.mute": "mute", "broken": "broken"})
+    install(tmp_path, "chip-runtime", {}, {})
+    script = "registry.backend('cpu')\nanswer([registry.software(), sorted(registry._get().backends), failures()])"
+    (found, loaded, failed), log = ask(tmp_path, script)
+    own = {name: found[name] for name in ("chip-runtime", "toolkit", "cpu.mute")}
+    assert own == {"chip-runtime": "1.0", "toolkit": "9.1 (simulated)", "cpu.mute": "unknown (OSError: no libfoo)"}
+    assert "none-such" not in found
+    assert (loaded, failed, log) == (["cpu"], [], ""), "asking for versions must neither load nor report a plug-in"
+
+
 def test_an_implementation_that_raises_is_not_retried_elsewhere(tmp_path):
     source = extension("raising").replace("return x * 0 + 5", "raise RuntimeError('kernel failed')")
     install(tmp_path, "raising", {"raising": source}, {"cpu.raising": "raising"})

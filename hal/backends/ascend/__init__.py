@@ -6,7 +6,7 @@ torch, and hal with it, is only half imported: so this module imports no operato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hal.hookspec import Backend, Conflict, hookimpl
@@ -39,6 +39,16 @@ def hal_implementations(backend: str) -> Sequence[Implementation]:
     from hal.backends.ascend import devices, implementations
 
     return implementations.for_chip(devices.chip())
+
+
+@hookimpl
+def hal_software() -> Mapping[str, str]:
+    from hal.backends.ascend import simulator, software
+
+    versions, cann = software.present()
+    if "torch_npu" not in versions:
+        return {}
+    return {"CANN": f"{simulator.current().cann} (simulated)" if simulator.active() else cann or "unknown"}
 
 
 @hookimpl

@@ -24,12 +24,14 @@ __all__ = [
     "NO_NPU",
     "Release",
     "cann_version",
+    "compatible",
     "conflicts",
     "missing",
     "present",
     "release_of",
     "releases",
     "releases_for",
+    "tables",
     "without_cann",
 ]
 
@@ -55,11 +57,23 @@ class Release(NamedTuple):
 
 
 @lru_cache(maxsize=1)
+def tables() -> tuple[dict[str, Any], ...]:
+    """The vendor's tables with their sources, as they are kept."""
+    text = (importlib.resources.files("hal") / "data" / "ascend" / "versions.json").read_text()
+    return tuple(json.loads(text)["tables"])
+
+
+@lru_cache(maxsize=1)
 def releases() -> tuple[Release, ...]:
-    """The vendor's table, the newest first."""
-    table = importlib.resources.files("hal") / "data" / "ascend" / "versions.json"
-    found: dict[str, Any] = json.loads(table.read_text())
-    return tuple(Release(**row) for row in found["rows"])
+    """The rows of the vendor's tables, the newest first."""
+    rows = (Release(**row) for table in tables() for row in table["rows"])
+    return tuple(sorted(rows, key=lambda row: (_numbers(row.torch), _post(row.torch_npu)), reverse=True))
+
+
+def compatible(product: str) -> tuple[str, ...]:
+    """The lines of CANN (8.5, …) that the vendor calls compatible with a product of torch_npu, beside its own."""
+    told = next(table["compatible"] for table in tables() if "compatible" in table)
+    return tuple(told["cann"]) if any(_belongs(product, line) for line in told["products"]) else ()
 
 
 def release_of(version: str) -> str:
@@ -149,19 +163,23 @@ def conflicts(versions: Mapping[str, str], cann: str | None) -> Iterator[Conflic
     listed = row.torch_npu == _public(torch_npu)
     # Of a wheel between two that the table has, only the line of CANN is known: 9.1 of 9.1.0.
     wanted = row.cann if listed else ".".join(row.cann.split(".")[:2])
-    if _belongs(cann, wanted):
+    others = compatible(row.product)
+    if any(_belongs(cann, line) for line in (wanted, *others)):
         return
-    others = [row.torch_npu for row in releases_for(torch_version) if _belongs(cann, row.cann)]
     yield Conflict(
         what="torch_npu and CANN",
         found=f"torch_npu {torch_npu}, CANN {cann}",
         wanted=f"CANN {wanted}" + ("" if listed else f", as for torch_npu {row.torch_npu}, the nearest whose is known"),
-        remedy=f"install CANN {wanted}" + (f", or torch_npu {' or '.join(others)}" if others else ""),
+        remedy=f"install CANN {wanted}" + (f"; the vendor names {', '.join(others)} as compatible" if others else ""),
     )
 
 
-def _belongs(cann: str, line: str) -> bool:
-    return (cann + ".").startswith(line + ".")
+def _belongs(version: str, line: str) -> bool:
+    return (version + ".").startswith(line + ".")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _public(version: str) -> str:

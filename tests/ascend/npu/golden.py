@@ -1,7 +1,7 @@
 """Golden traces: what the Ascend adapter asks of CANN for small fixed calls of each operator.
 
     hal simulate ascend -- python tests/ascend/npu/golden.py trace     this process's traces as JSON
-    python tests/ascend/npu/golden.py write                            regenerate traces/*.json; review the difference
+    hal simulate ascend -- python tests/ascend/npu/golden.py write     regenerate traces/*.json; review the difference
 
 A file holds one operator: per call, which chips and CANN versions make it alike, and the events in order, one a line,
 without the arguments that are None.

@@ -29,7 +29,7 @@ def test_each_call_is_made_as_it_was_reviewed(soc, cann):
     assert sorted(found) == sorted(expected)
     assert len(found) > 30
     for name, events in found.items():
-        assert events == expected[name], f"{name} on {soc}: review it, then python {golden['__file__']} write"
+        assert events == expected[name], f"{name} on {soc}: review it, then regenerate as golden.py says"
 
 
 def test_there_is_a_file_for_each_operator_with_an_implementation_on_ascend():

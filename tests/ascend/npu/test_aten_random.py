@@ -6,6 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hal import philox
+from hal.backends.ascend.simulator import trace
+
 COUNT = 4096
 DRAWS = {
     "randn": lambda g: torch.randn(COUNT, device="npu", generator=g),
@@ -30,6 +33,17 @@ MOMENTS = {
     "exponential": (0.5, 0.5),
     "multinomial": (14 / 6, (36 / 6 - (14 / 6) ** 2) ** 0.5),
 }
+
+
+def test_philox_draws_the_cpus_words_without_a_copy_from_the_host():
+    seeds, counters = torch.tensor([[7], [-(2**62) - 3], [2**40 + 1]]), torch.tensor([0, 1, 2**32 - 1, 2**32, -1])
+    there = seeds.npu(), counters.npu()
+    with trace.recording() as recorded:
+        words = philox.words(*there)
+        uniform = philox.to_uniform(words)
+    assert {event.kind for event in recorded.events} == {"call"}
+    assert torch.equal(words.cpu(), philox.words(seeds, counters))
+    assert torch.equal(uniform.cpu(), philox.to_uniform(philox.words(seeds, counters)))
 
 
 @pytest.mark.parametrize("name", DRAWS)

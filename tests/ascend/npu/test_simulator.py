@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 import torch_npu
 
+import hal
 from hal.backends.ascend import simulator
 from hal.backends.ascend.simulator import operators, runtime, symbols, trace
 from hal.descriptor import describe
+from hal.errors import DeviceError
 
 
 def npu(*values, dtype=torch.float32):
@@ -55,6 +57,25 @@ def test_copies_keep_every_bit_and_both_devices_are_apart():
         assert there.device == torch.device(device)
         assert torch.equal(there.cpu(), data)
     assert torch.equal(data.to("npu:0").to("npu:1").cpu(), data)
+
+
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [
+        (lambda a, b: a + b, "aclnnAdd: a call's tensors lie on one device, but found npu:0 npu:1"),
+        (lambda a, b: torch.where(a > 0, a, b), "aclnnSWhere: a call's tensors lie on one device"),
+        (lambda a, b: torch.add(a, a, out=b), "aclnnAdd: a call's tensors lie on one device"),
+        # torch_npu's own check
+        (lambda a, b: torch_npu.npu_rms_norm(a, b[0]), "Expected all tensors to be on the same device"),
+        # hal's, before any work
+        (lambda a, b: hal.ops.rms_norm(a, b[0]), "x on npu:0, weight on npu:1, but all tensors must be on one device"),
+    ],
+)
+def test_operands_on_two_devices_are_refused_by_whoever_looks_first(call, refused):
+    a, b = torch.ones(2, 2).to("npu:0"), torch.ones(2, 2).to("npu:1")
+    with pytest.raises((RuntimeError, DeviceError), match=refused):
+        call(a, b)
+    assert torch.equal((b + b).cpu(), torch.full((2, 2), 2.0)), "a call on the other device alone must run"
 
 
 def test_operators_read_and_write_through_strides_and_offsets():

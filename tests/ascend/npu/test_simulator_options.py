@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -23,6 +24,16 @@ def test_chip_version_devices_and_memory_reach_torch_npu(simulated):
     name, cores, memory, count, soc, cann = json.loads(simulated(code, *options))
     assert (name, cores, memory, count, cann) == ("Ascend310P3", 8, 512 * 2**20, 3, "9.0.0")
     assert 200 <= soc <= 205
+
+
+def test_a_record_names_torch_npu_and_the_cann_that_is_simulated(simulated):
+    code = (
+        "import json, torch; from hal import registry; from hal.conformance.environment import environment; "
+        "print(json.dumps([registry.software(), torch.npu.is_initialized(), environment({}).software]))"
+    )
+    software, initialised, recorded = json.loads(simulated(code, "--cann", "9.0.0"))
+    assert software == recorded == {"torch_npu": importlib.metadata.version("torch_npu"), "CANN": "9.0.0 (simulated)"}
+    assert not initialised, "a version must be told without touching a device"
 
 
 @pytest.mark.parametrize(("soc", "versions"), [("910B1", (220, 225)), ("A3", (250, 256)), ("950PR", (260, 270))])

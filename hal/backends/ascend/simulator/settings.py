@@ -1,4 +1,4 @@
-"""The simulator's settings: the only place where it reads the environment.
+"""The simulator's settings: what its variables in the environment mean.
 
 `hal simulate ascend` puts its options into ASCEND_SIM_* variables, which the simulated CANN reads in the child.
 """
@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from hal.backends.ascend.simulator.socs import ALIASES, SOCS, Soc
 from hal.errors import ConfigError
+from hal.settings import foreign, inherited, names_of
 
 __all__ = [
     "PREFIX",
@@ -162,13 +163,13 @@ _PARSERS = {
 def from_environment() -> SimulatorSettings:
     """The settings of this process. Raises ConfigError for a name that no setting has or a value that means nothing."""
     known = {_variable(name): name for name in _PARSERS}
-    strange = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in (*known, LIBRARIES, CACHE))
+    strange = [name for name in names_of(PREFIX) if name not in (*known, LIBRARIES, CACHE)]
     if strange:
         raise ConfigError(
             f"{', '.join(strange)}: no setting of the simulated CANN has this name; the names are {', '.join(known)}, "
             f"{CACHE}. Correct it or unset it"
         )
-    return SimulatorSettings.parse({name: os.environ.get(variable) for variable, name in known.items()}, _variable)
+    return SimulatorSettings.parse({name: foreign(variable) for variable, name in known.items()}, _variable)
 
 
 def _variable(name: str) -> str:
@@ -177,27 +178,27 @@ def _variable(name: str) -> str:
 
 def libraries() -> Path | None:
     """Where the libraries lie that this process was started with; None outside `hal simulate`."""
-    text = os.environ.get(LIBRARIES)
+    text = foreign(LIBRARIES)
     return Path(text) if text else None
 
 
 def cache_root() -> Path:
     """The directory under which libraries are kept: ASCEND_SIM_CACHE, else in the user's cache directory."""
-    text = os.environ.get(CACHE)
+    text = foreign(CACHE)
     if text:
         return _path(text)
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = foreign("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "torch-hal" / "ascend-simulator"
 
 
 def compiler() -> str:
     """The C++ compiler to ask for: CXX, else g++."""
-    return os.environ.get("CXX") or "g++"
+    return foreign("CXX") or "g++"
 
 
 def process_environment() -> dict[str, str]:
     """A copy of this process's environment, with its interpreter's directory first on the search path."""
-    found = dict(os.environ)
+    found = inherited()
     own = str(Path(sys.executable).parent)
     found["PATH"] = os.pathsep.join(filter(None, (own, found.get("PATH"))))
     return found

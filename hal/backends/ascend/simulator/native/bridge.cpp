@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -93,11 +94,20 @@ struct Arguments {
 class Writer {
 public:
     std::vector<int64_t> words;
+    uint32_t devices = 0;  // a bit for each in whose memory a tensor with elements lies
+
+    void clear() {
+        words.clear();
+        devices = 0;
+    }
 
     void put(int64_t word) { words.push_back(word); }
 
     void tensor(const Tensor& t) {
         const size_t start = open();
+        const int device = sim_device_of(t.data);
+        const bool empty = std::find(t.shape.begin(), t.shape.end(), 0) != t.shape.end();
+        if (device >= 0 && !empty) devices |= 1u << device;
         put(reinterpret_cast<int64_t>(static_cast<const Object*>(&t)));
         put(reinterpret_cast<int64_t>(t.data));
         put(t.dtype);
@@ -260,6 +270,15 @@ int64_t run(int64_t executor, const void* stream) {
     return sim_capture(stream, [kept] { return execute.load()(kept->executor); });
 }
 
+// A kernel reaches the memory of one device; of some operators torch_npu leaves it to that to refuse.
+int64_t apart(const char* name, uint32_t devices) {
+    std::string message = std::string("simulated CANN: ") + name + ": a call's tensors lie on one device, but found";
+    for (int device = 0; devices >> device; ++device)
+        if (devices >> device & 1) message += " npu:" + std::to_string(device);
+    sim_set_error(message.c_str());
+    return ACLNN_PARAM_INVALID;
+}
+
 int64_t not_simulated(const char* name, const Arguments& arguments) {
     const std::string message = std::string("simulated CANN: ") + name +
                                 " is not simulated (its integer-class arguments look like: " + guess(arguments) + ")";
@@ -353,8 +372,9 @@ EXPORT int64_t sim_enter(int slot, const uint64_t* integers, const uint64_t* flo
     const std::string& signature = signatures[operation];
     if (signature.empty()) return not_simulated(name, arguments);
     static thread_local Writer writer;
-    writer.words.clear();
+    writer.clear();
     if (const int64_t code = read(name, signature, arguments, writer)) return code;
+    if (writer.devices & (writer.devices - 1)) return apart(name, writer.devices);
     const auto workspace = reinterpret_cast<uint64_t*>(arguments.integer());
     const auto executor = reinterpret_cast<int64_t*>(arguments.integer());
     if (!workspace || !executor || sim_object(workspace) || sim_object(executor)) {

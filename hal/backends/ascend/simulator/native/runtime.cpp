@@ -88,6 +88,11 @@ public:
         return base_ && address >= base_ && address < base_ + size_;
     }
 
+    int device_of(const void* pointer) const {
+        if (!holds(pointer)) return -1;
+        return static_cast<int>((static_cast<const char*>(pointer) - base_) / sim_configuration().memory);
+    }
+
     uint64_t used(int device) {
         std::lock_guard<std::mutex> lock(mutex_);
         return base_ ? used_[device] : 0;
@@ -179,6 +184,8 @@ void* context_of(int device) { return reinterpret_cast<void*>(static_cast<intptr
 bool is_device(int device) { return sim_ready() && device >= 0 && device < sim_configuration().devices; }
 
 }  // namespace
+
+int sim_device_of(const void* pointer) { return arena().device_of(pointer); }
 
 EXPORT void* sim_arena(uint64_t* size) {
     if (!arena().open()) return nullptr;

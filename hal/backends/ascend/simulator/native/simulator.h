@@ -69,6 +69,9 @@ struct List : Object {
 bool sim_ready();
 const Configuration& sim_configuration();
 
+// The device in whose memory a pointer lies; -1: the host's.
+int sim_device_of(const void* pointer);
+
 // The object behind a pointer if it is one of ours and alive, else null: never reads what it does not know.
 const Object* sim_object(const void* pointer);
 

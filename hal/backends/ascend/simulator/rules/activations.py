@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from hal.backends.ascend.simulator.constraints import P310, Constraint
+from hal.backends.ascend.simulator.constraints import Constraint
 from hal.backends.ascend.simulator.rules._common import FLOATS, absent, dtypes, no_bfloat16
 
 _SWIGLU, _GEGLU, _GELU_MUL = "torch_npu-npu_swiglu", "torch_npu-npu_geglu", "torch_npu-npu_gelu_mul"
@@ -69,7 +69,7 @@ ROWS = (
         enforced_by="document",
         check=_rows,
     ),
-    absent("aclnnGeluMul", _GELU_MUL, "310P", P310),
+    absent("aclnnGeluMul", _GELU_MUL),
     no_bfloat16(("aclnnSwiGlu", "aclnnGeGluV3"), _GEGLU, "x"),
     no_bfloat16("aclnnSoftmax", "aclnnSoftmax", "self"),
 )

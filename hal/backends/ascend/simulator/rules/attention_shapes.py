@@ -173,7 +173,7 @@ def _layouts_950(input_layout: str) -> str | None:
 
 
 ROWS = (
-    absent(FUSED, PAGE, "310P", P310),
+    absent(FUSED, PAGE),
     _fused(rule="query, key, value and mask are contiguous", check=contiguous("query", "key", "value", "atten_mask")),
     _any(rule="the query is float16 or bfloat16", check=dtypes("query", allowed=HALVES)),
     _any(rule="query, key and value have one dtype", check=one_dtype("query", "key", "value")),

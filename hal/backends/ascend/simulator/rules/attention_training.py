@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hal.backends.ascend.simulator.constraints import A5, P310, Constraint
+from hal.backends.ascend.simulator.constraints import A5, Constraint
 from hal.backends.ascend.simulator.rules._common import FLOATS, absent, dtypes, one_dtype
 
 _PAGE = "torch_npu-npu_fusion_attention"
@@ -170,7 +170,7 @@ def _host(rule: str, socs: frozenset[str] | None = None) -> Constraint:
 
 
 ROWS = (
-    absent(_FORWARD, _PAGE, "310P", P310),
+    absent(_FORWARD, _PAGE),
     _host("the layout is BSH, SBH, BNSD, BSND or TND"),
     _host("dense, sparse_mode is from 0 to 6; packed, from 0 to 8 but not 5"),
     _host("packed, actual_seq_qlen and actual_seq_kvlen are given and as long as each other"),

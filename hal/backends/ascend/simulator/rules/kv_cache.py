@@ -83,7 +83,7 @@ def _blocks(key_cache: Tensor, block_tables: Tensor) -> str | None:
 
 
 ROWS = (
-    absent(_WRITE, _SCATTER, "310P", P310),
+    absent(_WRITE, _SCATTER),
     _write(
         rule="keys, values and caches have one dtype",
         check=one_dtype("key", "value", "key_cache", "value_cache"),

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hal.backends.ascend.simulator.constraints import P310, Constraint
+from hal.backends.ascend.simulator.constraints import Constraint
 from hal.backends.ascend.simulator.rules._common import FLOATS, absent, dtypes
 
 _PAGE = "torch_npu-npu_cross_entropy_loss"
@@ -40,7 +40,7 @@ def _no_zloss(lse_square_scale_for_zloss: float, return_zloss: bool) -> str | No
 
 
 ROWS = (
-    absent(_LOSS, _PAGE, "310P", P310),
+    absent(_LOSS, _PAGE),
     _loss(rule="logits are (N, C) with N from 1 to 200,000", check=_rows),
     _loss(
         rule="logits are float16, bfloat16 or float32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hal.backends.ascend.simulator.constraints import P310, Constraint
+from hal.backends.ascend.simulator.constraints import Constraint
 from hal.backends.ascend.simulator.rules._common import (
     FLOATS,
     absent,
@@ -123,7 +123,7 @@ ROWS = (
         enforced_by="document",
         check=dtypes("input", allowed=FLOATS),
     ),
-    absent("aclnnGemmaRmsNorm", _GEMMA, "310P", P310),
+    absent("aclnnGemmaRmsNorm", _GEMMA),
     no_bfloat16("aclnnRmsNorm", _RMS, "x"),
     no_bfloat16(_SUMS, _ADD, "x1"),
     no_bfloat16("aclnnLayerNorm", _LAYER, "input"),

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hal.backends.ascend.simulator.constraints import P310, Constraint
+from hal.backends.ascend.simulator.constraints import Constraint
 from hal.backends.ascend.simulator.rules._common import absent, dtypes, each, one_dtype
 
 _PAGE = "torch_npu-npu_top_k_top_p"
@@ -42,7 +42,7 @@ def _any(p: Tensor | None, k: Tensor | None) -> str | None:
 
 
 ROWS = (
-    absent(_FILTER, _PAGE, "310P", P310),
+    absent(_FILTER, _PAGE),
     _filter(
         rule="logits have 2 dimensions",
         check=each("logits", test=lambda t: None if t.dim() == 2 else f"of {t.dim()}"),
