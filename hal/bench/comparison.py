@@ -20,6 +20,7 @@ from hal.contract import Cost
 __all__ = ["COPY", "DIFFERENCE", "Row", "compare"]
 
 COPY = "copy"
+COPIES = ("copy_", "kernel")  # which of them is faster depends on the size
 # Peers that part by more than this from hal compute something else: their time is shown, with the difference.
 DIFFERENCE = 2e-2
 UPSTREAM = 1_000_003  # seed of the gradients that backward starts from, the same for every candidate
@@ -74,15 +75,16 @@ def compare(
     for name, function in _candidates(workload, first, implementations, peers):
         calls[name] = [_call(workload, function, arguments) for arguments in sets]
     results = {name: _results(made[0]()) for name, made in calls.items()}
-    calls[COPY] = [_copy(cost.bytes, device) for _ in range(many)]
+    copies = {f"{COPY} {how}": [_copy(cost.bytes, device, how) for _ in range(many)] for how in COPIES}
     with torch.no_grad() if not workload.backward else torch.enable_grad():
-        on_device = device_times(calls, device)
+        on_device = device_times(calls | copies, device)
+        on_device[COPY] = min((on_device.pop(name) for name in copies), key=lambda found: found.median_us)
         hosts = _host_times(calls, device) if not workload.backward else {}
     floor = _floor(cost, on_device[COPY].median_us, flops_per_us)
     own = next(iter(results.values()))
     return [
         _row(workload, name, dtype, cost, on_device[name], hosts.get(name), floor, _difference(results.get(name), own))
-        for name in calls
+        for name in (*calls, COPY)
     ]
 
 
@@ -134,11 +136,11 @@ def _results(public: Any) -> list[Tensor]:
     return [public] if isinstance(public, Tensor) else list(public)
 
 
-def _copy(nbytes: int, device: torch.device) -> Callable[[], Any]:
-    """A copy that moves so many bytes, half of them read and half written."""
-    source = torch.empty(max(1, nbytes // 2), dtype=torch.uint8, device=device).random_(0, 255)
+def _copy(nbytes: int, device: torch.device, how: str) -> Callable[[], Any]:
+    """A copy that moves so many bytes, half of them read and half written: the driver's, or an elementwise kernel's."""
+    source = torch.empty(max(1, nbytes // 8), dtype=torch.int32, device=device).random_()
     target = torch.empty_like(source)
-    return lambda: target.copy_(source)
+    return (lambda: target.copy_(source)) if how == "copy_" else (lambda: torch.neg(source, out=target))
 
 
 def _host_times(calls: Mapping[str, Sequence[Callable[[], Any]]], device: torch.device) -> dict[str, Timing]:

@@ -78,7 +78,8 @@ def _captured(calls: Calls, repeats: int, device: torch.device) -> torch.cuda.CU
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        # Gradients are computed by a thread of their own, whose first calls a stricter mode would forbid.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(repeats):
                 for call in calls:
                     call()

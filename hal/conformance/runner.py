@@ -18,7 +18,7 @@ from hal.conformance.judge import judge
 from hal.conformance.offers import offers
 from hal.conformance.report import Finding, Report, Request, Result
 from hal.conformance.site import Site, closest, settings_in_force
-from hal.conformance.workers import Done, share_out
+from hal.conformance.workers import Done, end_unusable, share_out
 from hal.errors import ArgumentError
 from hal.settings import use
 
@@ -261,6 +261,20 @@ def _judge_in_worker(backend: str, threads: int, device: str | None = None) -> C
 
     def work(piece: Work) -> list[Result]:
         case = find(piece.case)
-        return [judge_case(site, case, name) for name in piece.implementations]
+        results = []
+        for name in piece.implementations:
+            results.append(judge_case(site, case, name))
+            if results[-1].status == "failed" and not _usable(site.target.device):
+                end_unusable()  # whatever is asked of it from now on fails, and tells nothing of who is asked
+        return results
 
     return work
+
+
+def _usable(device: str) -> bool:
+    """Whether the device still does anything: some faults leave it lost to the whole process."""
+    try:
+        torch.ones(1, device=device).sum().item()
+    except Exception:
+        return False
+    return True

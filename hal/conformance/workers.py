@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from hal.errors import HalError
 
 Judge = Callable[[Any], Any]
 MOST = 16
+# Exit status of a process whose device was lost to it.
+UNUSABLE = 71
 
 
 def cores() -> int:
@@ -40,6 +42,11 @@ class Done:
 
     item: Any
     value: Any
+
+
+def end_unusable() -> NoReturn:
+    """End this process at once, as one whose device is lost to it: another takes over."""
+    os._exit(UNUSABLE)  # the runtime's own clean-up would wait for the device
 
 
 class _Worker:
@@ -66,7 +73,7 @@ class _Worker:
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 return f"signal {signal.Signals(-code).name}"
-        return f"exit status {code}"
+        return "a device that no longer answers" if code == UNUSABLE else f"exit status {code}"
 
     def stop(self) -> None:
         self.connection.close()

@@ -134,6 +134,21 @@ def test_a_crash_of_the_interpreter_is_that_cases_failure(installed, tmp_path):
     assert {result.status for result in found.values()} == {"passed"}
 
 
+def test_a_device_that_is_lost_to_a_process_costs_no_other_case(installed, tmp_path):
+    lost = "import hal.conformance.runner as r; r._usable = lambda device: False; raise RuntimeError('lost')"
+    environment = installed(f"if x.dtype.itemsize == 8: exec({lost!r})")
+    done = command(
+        environment, "conformance", "run", "--backend", "cpu", "--workers", "1", "--json", str(tmp_path / "r.json"),
+        "--case", case_id(dtype="float64"), "--case", case_id(), "--case", case_id(dtype="bfloat16"),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    found = {(result.dtype, result.implementation): result for result in read_report(tmp_path / "r.json").results}
+    crashed = found.pop(("float64", "throwaway"))
+    assert crashed.status == "failed"
+    assert "a device that no longer answers" in crashed.reasons[0]
+    assert {result.status for result in found.values()} == {"passed"}
+
+
 def test_an_interrupt_leaves_a_whole_report_marked_incomplete(monkeypatch, tmp_path):
     honest, calls = runner.judge, []
 

@@ -49,9 +49,12 @@ def _flash(
 
 
 def _laid(x: Tensor) -> Tensor:
-    """(B, S, H, D) as the libraries take it: (B, H, S, D), rows of D contiguous and none of them shared."""
-    if x.stride(3) != 1 or 0 in x.stride():
-        x = x.contiguous()
+    """(B, S, H, D) as the libraries take it: (B, H, S, D) of memory that is (B, S, H, D), from a multiple of 16 bytes.
+
+    They take other strides too, and read past or across rows that do not start at such multiples.
+    """
+    if not x.is_contiguous() or x.data_ptr() % 16:
+        x = x.clone(memory_format=torch.contiguous_format)
     return x.transpose(1, 2)
 
 
