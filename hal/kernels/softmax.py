@@ -1,4 +1,4 @@
-"""softmax over the rows of matrices, or over their columns, forward.
+"""softmax over the rows of matrices, or over their columns.
 
 Scope: x is (outer, rows, length), of which softmax runs over length; one of rows and length has stride 1, and AXIS says
 which axis of a tile length is, so that loads run along memory: 1 where length is the last axis of x, 0 where it is an
@@ -8,7 +8,8 @@ in turn, so any number of programs will do.
 
 A row of −inf throughout gives 0; NaN or +inf anywhere in a row makes it NaN.
 
-Limits: no float64; forward only.
+Limits: no float64. Backward: hal.kernels.softmax_backward; long rows with a program for each piece:
+hal.kernels.softmax_pieces.
 
 Floor, s bytes an element: 2s·outer·rows·length bytes at 5 flops an element. WHOLE meets it; blocks read x twice (3s).
 
@@ -20,22 +21,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["softmax_kernel"]
+__all__ = ["base_of", "factor_of", "softmax_kernel"]
 
 
 @triton.jit
-def _base(maximum):
+def base_of(maximum):
     """What to subtract: the maximum, but 0 for a row of −inf, in which the difference would be NaN."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
 @triton.jit
-def _divisor(total):
-    """What to divide by: the sum, but 1 for a row of −inf, in which every weight is 0."""
-    return tl.where(total == 0.0, 1.0, total)
+def factor_of(total):
+    """What to multiply with: the reciprocal of the sum, but 1 for a row of −inf, in which every weight is 0."""
+    return 1.0 / tl.where(total == 0.0, 1.0, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer", "rows"])  # 1 row is summed as it is among many
 def softmax_kernel(
     x,
     y,
@@ -65,8 +66,8 @@ def softmax_kernel(
             at_AB = tl.expand_dims(tl.arange(0, BLOCK_L), 1 - AXIS)
             mask_AB = (row_AB < rows) & (at_AB < length)
             v_AB = tl.load(x_AB + at_AB * x_step, mask=mask_AB, other=float("-inf")).to(tl.float32)
-            weight_AB = tl.exp(v_AB - tl.expand_dims(_base(tl.max(v_AB, AXIS)), AXIS))
-            share_AB = weight_AB / tl.expand_dims(_divisor(tl.sum(weight_AB, AXIS)), AXIS)
+            weight_AB = tl.exp(v_AB - tl.expand_dims(base_of(tl.max(v_AB, AXIS)), AXIS))
+            share_AB = weight_AB * tl.expand_dims(factor_of(tl.sum(weight_AB, AXIS)), AXIS)
             tl.store(y_AB + at_AB * y_step, share_AB.to(dtype), mask=mask_AB)
         else:
             top_R = tl.full((BLOCK_R,), float("-inf"), tl.float32)
@@ -76,13 +77,13 @@ def softmax_kernel(
                 mask_AB = (row_AB < rows) & (at_AB < length)
                 v_AB = tl.load(x_AB + at_AB * x_step, mask=mask_AB, other=float("-inf")).to(tl.float32)
                 risen_R = tl.maximum(top_R, tl.max(v_AB, AXIS))
-                base_R = _base(risen_R)
+                base_R = base_of(risen_R)
                 weight_AB = tl.exp(v_AB - tl.expand_dims(base_R, AXIS))
                 total_R = total_R * tl.exp(top_R - base_R) + tl.sum(weight_AB, AXIS)
                 top_R = risen_R
-            base_AB, total_AB = tl.expand_dims(_base(top_R), AXIS), tl.expand_dims(_divisor(total_R), AXIS)
+            base_AB, factor_AB = tl.expand_dims(base_of(top_R), AXIS), tl.expand_dims(factor_of(total_R), AXIS)
             for start in range(0, length, BLOCK_L):
                 at_AB = tl.expand_dims(start + tl.arange(0, BLOCK_L), 1 - AXIS)
                 mask_AB = (row_AB < rows) & (at_AB < length)
                 v_AB = tl.load(x_AB + at_AB * x_step, mask=mask_AB, other=float("-inf")).to(tl.float32)
-                tl.store(y_AB + at_AB * y_step, (tl.exp(v_AB - base_AB) / total_AB).to(dtype), mask=mask_AB)
+                tl.store(y_AB + at_AB * y_step, (tl.exp(v_AB - base_AB) * factor_AB).to(dtype), mask=mask_AB)

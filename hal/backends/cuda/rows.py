@@ -1,25 +1,52 @@
-"""Operators over the rows of a matrix: how a tensor lies as one, and the tile that a program takes of it."""
+"""Operators over the rows of a matrix: how a tensor lies as one, and the tile that a program takes of it.
+
+A tile is sized so that a thread holds 32 elements: at 16 bits four loads of 16 bytes that are under way together. Some
+1,000 threads fit a multiprocessor, which so waits for 64 KiB at a time, twice what 4 TB/s and 1 µs ask of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["Rows", "options", "power_of_two", "tile", "tiles"]
+from hal.backends.cuda.tactics import Tactic
 
-# Float32 elements of a tile that fit a program's registers; longer rows are walked in blocks of it.
+__all__ = ["Rows", "one_axis", "parameter", "power_of_two", "tile", "tiles"]
+
+# Elements of a tile that fit a program's registers; longer rows are walked in blocks of TILE.
 WHOLE_ROW = 16_384
 TILE = 4096
+# A warp's elements: 32 lanes of 32. A row of as many is summed within a warp, without shared memory.
+WARP = 1024
+# Rows of at most as many elements lie in fewer lanes than a warp has, and the warps of a program take rows each.
+NARROW = 256
 NARROWEST = 16
-MOST_ROWS = 16
-ELEMENTS_PER_WARP = 512
+MOST_ROWS = 64
 
 
 def power_of_two(n: int) -> int:
     """The least power of two that is not below n (1 or more)."""
     return 1 << (n - 1).bit_length()
+
+
+def one_axis(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The even step of these axes taken as one: from the innermost out, each spans the ones within it. None if not.
+
+    0 for axes of one element, which take no step.
+    """
+    stride, spanned = None, 1
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if stride is None:
+            stride = step
+        elif step != stride * spanned:
+            return None
+        spanned *= size
+    return 0 if stride is None else stride
 
 
 @dataclass(frozen=True)
@@ -35,41 +62,47 @@ class Rows:
     def of(cls, x: Tensor) -> Rows:
         features = x.shape[-1]
         rows = x.numel() // features if features else 0
-        stride, spanned = None, 1
-        if features > 1 and x.stride(-1) != 1:
+        stride = one_axis(x.shape[:-1], x.stride()[:-1])
+        if stride is None or (features > 1 and x.stride(-1) != 1):
             return cls(rows, features, features, True)
-        # The leading axes must be one axis of even steps: from the innermost out, each spans the ones within it.
-        for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
-            if size == 1:
-                continue
-            if stride is None:
-                stride = step
-            elif step != stride * spanned:
-                return cls(rows, features, features, True)
-            spanned *= size
-        return cls(rows, features, features if stride is None else stride, False)
+        return cls(rows, features, stride if rows > 1 else features, False)
 
     def lay(self, x: Tensor) -> Tensor:
         """x itself, or the copy that lies so."""
         return x.contiguous() if self.copied else x
 
 
-def tile(features: int) -> dict[str, Any]:
-    """Rows and columns of the tile for rows of this length, and whether it holds whole rows.
+def tile(features: int, warp: int = WARP) -> Tactic:
+    """The tile for rows of this length, of which a warp takes so many elements.
 
     It depends on the length alone, so that a row's result does not depend on how many rows there are.
     """
     whole = features <= WHOLE_ROW
     columns = max(power_of_two(features), NARROWEST) if whole else TILE
-    return {"BLOCK_R": max(1, min(TILE // columns // 2, MOST_ROWS)), "BLOCK_F": columns, "WHOLE": whole}
+    warps = 4 if columns <= NARROW else max(1, min(16, columns // warp))
+    rows = max(1, min(warps * warp // columns, MOST_ROWS))
+    return Tactic({"BLOCK_R": rows, "BLOCK_F": columns, "WHOLE": whole}, {"num_warps": warps})
 
 
-def tiles(rows: int, blocks: dict[str, Any]) -> int:
+def tiles(rows: int, taken: Tactic) -> int:
     """How many tiles of rows there are."""
-    return -(-rows // int(blocks["BLOCK_R"]))
+    return -(-rows // taken.constants["BLOCK_R"])
 
 
-def options(blocks: dict[str, Any]) -> dict[str, int]:
-    """The compiler's options for a tile: warps enough to keep its elements in registers."""
-    elements = int(blocks["BLOCK_R"]) * int(blocks["BLOCK_F"])
-    return {"num_warps": max(1, min(16, elements // ELEMENTS_PER_WARP))}
+def parameter(p: Tensor | None) -> Callable[[Tensor | None], Tensor | None]:
+    """What makes a weight or a bias that lies as p does contiguous, of a dtype that the kernels have.
+
+    They have no float64, and their statistics none of its digits.
+    """
+    if p is None or (p.is_contiguous() and p.dtype is not torch.float64):
+        return _itself
+    return _readied
+
+
+def _itself(p: Tensor | None) -> Tensor | None:
+    return p
+
+
+def _readied(p: Tensor | None) -> Tensor | None:
+    assert p is not None
+    return (p.float() if p.dtype is torch.float64 else p).contiguous()

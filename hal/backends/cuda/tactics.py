@@ -1,8 +1,8 @@
 """Which tile, how many warps and stages a kernel gets: a table's choice by shape class, or what tuning found better.
 
 A function decorated with `tuned` makes one such decision from numbers alone (a row's length, a capability). Tuning
-tries its `others` and keeps the best for this device, in a file of the user's cache directory that is named after all
-that it depends on: the device, the release of triton, the source of the kernels and of their launches, the decision
+tries what else would do and keeps the best for this device, in a file of the user's cache directory that is named after
+all that it depends on: the device, the release of triton, the source of the kernels and of their launches, the decision
 and its numbers. A file for anything else is never read. Nothing is ever timed by a call of an operator.
 """
 
@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hal import dispatch, files, settings
+from hal.backends.cuda import plans
 from hal.hookspec import Choice
 
-__all__ = ["TUNER", "Tactic", "tuned"]
+__all__ = ["TUNER", "Tactic", "other_options", "tuned"]
 
 logger = logging.getLogger("hal")
 
@@ -42,34 +43,55 @@ class Tactic:
         return " ".join(f"{name}={value}" for name, value in (*self.constants.items(), *self.options.items()))
 
 
-Decide = Callable[..., Tactic]
+Decide = TypeVar("Decide", bound=Callable[..., Tactic | None])
+Others = Callable[..., Sequence[Tactic]]
 Key = tuple[str, str]
 
-_decisions: dict[str, tuple[Decide, Callable[..., Sequence[Tactic]]]] = {}
+MOST_WARPS, MOST_STAGES = 16, 5
+
+_decisions: dict[str, tuple[Callable[..., Tactic | None], Others]] = {}
 _asked: ContextVar[dict[Key, tuple[Any, ...]] | None] = ContextVar("asked", default=None)
 _forced: ContextVar[dict[Key, Tactic]] = ContextVar("forced", default={})  # noqa: B039  (never written to)
 
 
-def tuned(others: Callable[..., Sequence[Tactic]]) -> Callable[[Decide], Decide]:
-    """Make a function of a shape class's numbers a decision that can be tuned; `others` names what else may do."""
+def other_options(taken: Tactic) -> list[Tactic]:
+    """The same tile with half and twice the warps, and one stage fewer and more where stages are chosen."""
+    warps, stages = taken.options.get("num_warps", 4), taken.options.get("num_stages")
+    found = []
+    for w in (warps // 2, warps, 2 * warps):
+        for s in (None,) if stages is None else (stages - 1, stages, stages + 1):
+            if 1 <= w <= MOST_WARPS and (s is None or 1 <= s <= MOST_STAGES):
+                options = {"num_warps": w} if s is None else {"num_warps": w, "num_stages": s}
+                found.append(Tactic(taken.constants, {**taken.options, **options}))
+    return found
+
+
+def tuned(others: Others | None = None) -> Callable[[Decide], Decide]:
+    """Make a function of a shape class's numbers a decision that can be tuned; None is no decision.
+
+    `others` names what else may do; without it, other numbers of warps and stages.
+    """
 
     def decorate(default: Decide) -> Decide:
         name = f"{default.__module__.rpartition('.')[2]}.{default.__name__.lstrip('_')}"
-        _decisions[name] = default, others
+
+        def options_of(*numbers: Any) -> Sequence[Tactic]:
+            taken = default(*numbers)
+            return () if taken is None else other_options(taken)
+
+        _decisions[name] = default, options_of if others is None else others
 
         @functools.wraps(default)
-        def decide(*numbers: Any) -> Tactic:
+        def decide(*numbers: Any) -> Tactic | None:
             key = name, repr(numbers)
-            seen = _asked.get()
-            if seen is not None:
-                seen[key] = numbers
             forced = _forced.get().get(key)
-            if forced is not None:
-                return forced
-            kept = _kept(*key)
-            return default(*numbers) if kept is None else kept
+            chosen = forced or _kept(*key) or default(*numbers)
+            seen = _asked.get()
+            if seen is not None and chosen is not None:
+                seen[key] = numbers
+            return chosen
 
-        return decide
+        return cast(Decide, decide)
 
     return decorate
 
@@ -88,17 +110,19 @@ class Tuner:
             _asked.reset(token)
         for (name, shape), numbers in seen.items():
             default, others = _decisions[name]
-            used = _kept(name, shape) or default(*numbers)
-            labels = dict.fromkeys([used.label, default(*numbers).label, *(t.label for t in others(*numbers))])
+            known = [_kept(name, shape), default(*numbers), *others(*numbers)]
+            labels = dict.fromkeys(tactic.label for tactic in known if tactic is not None)
             found.append(Choice(name, shape, tuple(labels), numbers))
 
     @contextlib.contextmanager
     def using(self, choice: Choice, tactic: str) -> Iterator[None]:
         token = _forced.set({**_forced.get(), (choice.name, choice.shape): _tactic(choice, tactic)})
+        plans.forget()
         try:
             yield
         finally:
             _forced.reset(token)
+            plans.forget()
 
     def keep(self, choice: Choice, tactic: str) -> None:
         found = _tactic(choice, tactic)
@@ -107,6 +131,7 @@ class Tuner:
         content = {"name": choice.name, "shape": choice.shape, "constants": found.constants, "options": found.options}
         files.write_whole(path, json.dumps(content, indent=1) + "\n")
         _kept.cache_clear()
+        plans.forget()
         dispatch.clear()
 
 
@@ -161,4 +186,3 @@ def _sources() -> str:
             if found.name.endswith(".py"):
                 digest.update(found.read_bytes())
     return digest.hexdigest()[:16]
-

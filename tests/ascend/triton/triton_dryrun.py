@@ -56,7 +56,8 @@ class Launch:
         signature, constants = {}, {}
         for parameter in self.kernel.params:
             value = self.arguments[parameter.name]
-            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            one = type(value) is int and value == 1 and not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or one:
                 constants[parameter.name] = value
             elif isinstance(value, torch.Tensor):
                 signature[parameter.name] = POINTERS[value.dtype]

@@ -55,6 +55,7 @@ def _rms(
         _parameter(weight),
         y,
         total,
+        None,
         rows,
         features,
         x_TF.stride(0),
@@ -109,10 +110,13 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         _parameter(weight),
         _parameter(bias),
         y,
+        None,
+        None,
         rows,
         features,
         x_TF.stride(0),
         _least(eps),
+        EXACT=features == blocks["BLOCK_F"],
         **blocks,
     )
     return y

@@ -21,12 +21,14 @@ def _heads(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _blocks(heads: int, dim: int, half: int, interleaved: bool) -> dict[str, Any]:
+def _blocks(heads: int, k_heads: int, dim: int, half: int, interleaved: bool) -> dict[str, Any]:
     pairs = max(launch.power_of_two(half), INTERLEAVED_PAIRS if interleaved else launch.NARROWEST)
     rest = dim - 2 * half
     width = max(2 * pairs, launch.power_of_two(rest) if rest else 0)
+    most = max(1, HEADS_AND_DIMS // width)
     return {
-        "BLOCK_H": min(launch.power_of_two(heads), max(1, HEADS_AND_DIMS // width)),
+        "BLOCK_H": min(launch.power_of_two(heads), most),
+        "BLOCK_K": min(launch.power_of_two(max(k_heads, 1)), most),
         "BLOCK_P": pairs,
         "BLOCK_REST": max(launch.power_of_two(rest), launch.NARROWEST) if rest else 0,
     }
@@ -63,16 +65,17 @@ def rotary_embedding(
         q_out,
         k_out,
         tokens,
-        heads,
-        k_heads,
         *q_THD.stride()[:2],
         *k_strides,
         positions_T.stride(0),
         cos.stride(0),
         sin.stride(0),
+        H=heads,
+        K=k_heads,
         HALF=half,
         D=dim,
         INTERLEAVED=interleaved,
-        **_blocks(max(heads, k_heads), dim, half, interleaved),
+        BACK=False,
+        **_blocks(heads, k_heads, dim, half, interleaved),
     )
     return q_out, k_out
