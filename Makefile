@@ -155,7 +155,8 @@ TRITON ?= 3.6.0
 TRITON_VENV ?= .venv-triton
 TRITON_PY := $(TRITON_VENV)/bin/python
 TRITON_STAMP := $(TRITON_VENV)/.installed-$(TRITON)
-TRITON_TEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(TRITON_PY) -m pytest $(PYTEST_ARGS) tests/cuda
+TRITON_ARGS ?=
+TRITON_TEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(TRITON_PY) -m pytest $(PYTEST_ARGS) $(TRITON_ARGS) tests/cuda
 
 $(TRITON_STAMP): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "hal needs Python 3.11 or 3.12; none was found. Set PYTHON=/path/to/python3.11" >&2; exit 1; }

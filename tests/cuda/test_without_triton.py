@@ -73,10 +73,10 @@ def test_a_triton_that_is_not_the_package_is_refused(installed: pytest.MonkeyPat
     assert offers.missing() == "what is imported as triton is not the package triton"
 
 
-def test_no_device_is_claimed_without_one() -> None:
+def test_no_device_is_served_without_one() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert cuda.claims(torch.device("cuda", 0)) is False
+    assert cuda.serves(torch.device("cuda", 0)) is False
     assert list(cuda.hal_devices("cuda")) == []
 
 

@@ -20,8 +20,8 @@ NAME = "cuda"
 OLDEST = (8, 0)  # bfloat16 arithmetic, and asynchronous copies into shared memory
 
 
-def claims(device: torch.device) -> bool:
-    """Whether `auto` may give this device to the backend: an NVIDIA chip that its kernels are compiled for."""
+def serves(device: torch.device) -> bool:
+    """Whether this device is one of the backend's: an NVIDIA chip that its kernels are compiled for."""
     from hal.backends.cuda.offers import missing
     from hal.descriptor.flavour import cuda_flavour
 
@@ -33,7 +33,8 @@ def claims(device: torch.device) -> bool:
 
 @hookimpl
 def hal_backend() -> Backend:
-    return Backend(NAME, ("cuda",), "Triton kernels, and libraries, on NVIDIA GPUs", claims=claims)
+    # Asked for by name alone until the conformance of every operator is recorded on a GPU.
+    return Backend(NAME, ("cuda",), "Triton kernels, and libraries, on NVIDIA GPUs", claims=lambda device: False)
 
 
 @hookimpl
@@ -43,7 +44,7 @@ def hal_devices(backend: str) -> Sequence[DeviceDescriptor]:
     from hal.descriptor import describe
 
     present = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [describe(device) for device in present if claims(device)]
+    return [describe(device) for device in present if serves(device)]
 
 
 @hookimpl
