@@ -1,8 +1,8 @@
 """How a kernel is launched: found, specialised and bound once for a plan, then run with nothing but tensors.
 
 Triton's own `kernel[grid](…)` works out the specialisation of every argument on each call. Here a plan fixes all that
-it depends on but one thing, whether each pointer is a multiple of 16 bytes: a `Launch` keeps one compiled kernel for the
-aligned call and finds others by their alignment. The kernels are hal.kernels'; their pointers come first.
+it depends on but one thing, whether each pointer is a multiple of 16 bytes: a `Launch` keeps one compiled kernel for
+the aligned call and finds others by their alignment. The kernels are hal.kernels'; their pointers come first.
 """
 
 from __future__ import annotations
