@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -29,7 +30,13 @@ def hal(*arguments):
 
 def command(environment, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "hal.cli", *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "hal.cli", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -180,10 +187,10 @@ ONCE = """
 """
 
 
-def run_and_signal(installed, tmp_path, signal):
+def run_and_signal(installed, tmp_path, name):
     out = tmp_path / "out"
     out.mkdir()
-    environment = installed(ONCE.format(signal=signal)) | {"ONCE": str(tmp_path / "once")}
+    environment = installed(ONCE.format(signal=name)) | {"ONCE": str(tmp_path / "once")}
     done = command(
         environment, "conformance", "run", "--backend", "cpu", "--op", "rms_norm", "--workers", "2",
         "--json", str(out / "r.json"),
