@@ -132,9 +132,11 @@ def test_the_first_operator_may_run_in_inference_mode(simulated):
 
 
 def test_an_interrupt_while_an_operator_runs_interrupts_the_program(simulated):
-    # The operator gets the signal itself, so that it falls inside its callback every time.
+    # The operator gets the signal itself, so that it falls inside its callback every time; a process that was started
+    # in the background may have it ignored.
     code = (
         "import dataclasses, signal, torch\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from hal.backends.ascend.simulator import runtime\n"
         "x = torch.ones(3, device='npu') + 1\n"
         "table = runtime.attached()._table\n"
