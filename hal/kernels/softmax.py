@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["base_of", "factor_of", "softmax_kernel"]
+__all__ = ["base_of", "factor_of", "softmax_kernel", "softmax_rows_kernel"]
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def factor_of(total):
     return 1.0 / tl.where(total == 0.0, 1.0, total)
 
 
-@triton.jit(do_not_specialize=["outer", "rows"])  # 1 row is summed as it is among many
+@triton.jit(do_not_specialize=["outer"])
 def softmax_kernel(
     x,
     y,
@@ -87,3 +87,8 @@ def softmax_kernel(
                 mask_AB = (row_AB < rows) & (at_AB < length)
                 v_AB = tl.load(x_AB + at_AB * x_step, mask=mask_AB, other=float("-inf")).to(tl.float32)
                 tl.store(y_AB + at_AB * y_step, (tl.exp(v_AB - base_AB) * factor_AB).to(dtype), mask=mask_AB)
+
+
+# For rows along a last axis, whose number is the caller's affair: 1 row is summed as it is among many. Along an inner
+# axis rows lie side by side, and how many there are says how wide a load may be.
+softmax_rows_kernel = triton.jit(softmax_kernel.fn, do_not_specialize=["outer", "rows"])

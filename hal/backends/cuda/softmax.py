@@ -101,8 +101,11 @@ def _whole(a: Args, dim: int, dy: Tensor | None, tactic: Tactic) -> Callable[...
         outer, row_count, out = math.prod(shape[:dim]), inner, _Layout((length * inner, 1, inner), False)
     upstream = None if dy is None else _Layout.of(dy, dim, inner)
     strides = x.named("x") | (out.named("y") if upstream is None else upstream.named("dy") | out.named("dx"))
+    name = "softmax.softmax_rows_kernel" if inner == 1 else "softmax.softmax_kernel"
+    if dy is not None:
+        name = "softmax_backward.softmax_backward_kernel"
     run = launch.Launch(
-        "softmax.softmax_kernel" if dy is None else "softmax_backward.softmax_backward_kernel",
+        name,
         (outer * -(-row_count // tactic.constants["BLOCK_R"]),),
         device,
         tactic.options,
