@@ -142,22 +142,25 @@ def simulator(name: str) -> Callable[[Sequence[str]], int]:
     Raises ConfigError if no plug-in has this name or the backend has no simulator.
     """
     with LOCK:
-        backend(name)
-        found = [given for _, given in _call_each(_get(), "hal_simulator", backend=name) if given is not None]
-    if not found:
+        command: Callable[[Sequence[str]], int] | None = _given(name, "hal_simulator")
+    if command is None:
         raise ConfigError(
             f"backend {name!r} has no simulator of its devices; `hal simulate` is for backends that bring one"
         )
-    command: Callable[[Sequence[str]], int] = found[0]
     return command
 
 
 def tuner(name: str) -> Tuner | None:
     """How backend `name` tries and keeps its tactics; None if it has nothing to tune."""
     with LOCK:
-        backend(name)
-        found = [given for _, given in _call_each(_get(), "hal_tuner", backend=name) if given is not None]
-    return found[0] if found else None
+        found: Tuner | None = _given(name, "hal_tuner")
+    return found
+
+
+def _given(name: str, hook: str) -> Any:
+    """What the first plug-in that answers gives for backend `name`; None if none does."""
+    backend(name)
+    return next((given for _, given in _call_each(_get(), hook, backend=name) if given is not None), None)
 
 
 def conflicts() -> list[Conflict]:

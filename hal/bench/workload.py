@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hal.contract import OPS, Args, Cost, Op
+from hal.errors import ArgumentError
 
 __all__ = ["SUITES", "Maker", "Workload", "workloads"]
 
@@ -158,7 +159,9 @@ _CORE, _SMOKE = frozenset({"core"}), frozenset({"smoke"})
 
 
 def workloads(suite: str = "core") -> list[Workload]:
-    """The workloads of a suite, in the order of the table."""
+    """The workloads of a suite, in the order of the table; ArgumentError for a suite that there is not."""
+    if suite not in SUITES:
+        raise ArgumentError(f"--suite {suite}: there are {', '.join(SUITES)}")
     return [found for found in _all() if suite in found.suites]
 
 

@@ -47,17 +47,23 @@ def bench(
     - `hal bench rms_norm softmax --device cuda --against torch,compile,liger --json bench.json`
     """
     from hal import files
-    from hal.errors import ArgumentError
 
     if json_path is not None:
         files.check_writable(json_path)
-    if dtype not in DTYPES:
-        raise ArgumentError(f"--dtype {dtype}: there are {', '.join(DTYPES)}")
+    check_dtype(dtype)
     where = torch_device(device, used=True)
     record = _measured(tuple(ops or ()), where, dtype, suite, match, _peers(against), tuple(impl or (None,)))
     if json_path is not None:
         record.write(json_path)
     _show(record)
+
+
+def check_dtype(name: str) -> None:
+    """ArgumentError unless it is a dtype that workloads are drawn in."""
+    from hal.errors import ArgumentError
+
+    if name not in DTYPES:
+        raise ArgumentError(f"--dtype {name}: there are {', '.join(DTYPES)}")
 
 
 def _peers(text: str) -> tuple[str, ...]:
@@ -84,13 +90,11 @@ def _measured(
 
     from hal.bench.comparison import compare
     from hal.bench.record import Record, matrix_rate
-    from hal.bench.workload import SUITES, workloads
+    from hal.bench.workload import workloads
     from hal.descriptor import describe
     from hal.errors import ArgumentError, UnsupportedError
 
     assert isinstance(where, torch.device)
-    if suite not in SUITES:
-        raise ArgumentError(f"--suite {suite}: there are {', '.join(SUITES)}")
     wanted = [w for w in workloads(suite) if (not ops or w.op.name in ops) and match in w.name]
     if not wanted:
         raise ArgumentError("no workload is left by these operators and --match; `hal bench --help` tells of both")

@@ -10,14 +10,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hal.cli._console import console, line, table, torch_device
+from hal.cli.bench import DTYPES, check_dtype
 
 if TYPE_CHECKING:
     import torch
 
     from hal.bench.tuning import Call, Trial
     from hal.hookspec import Tuner
-
-DTYPES = ("bfloat16", "float16", "float32")
 
 
 def warmup(
@@ -48,10 +47,7 @@ def warmup(
     - `hal warmup --device cuda --tune --match "rms_norm 16384"`
     - `hal warmup --model SmolLM2-135M-Instruct.Q4_1.gguf --device cuda --tokens 512 --tune`
     """
-    from hal.errors import ArgumentError
-
-    if dtype not in DTYPES:
-        raise ArgumentError(f"--dtype {dtype}: there are {', '.join(DTYPES)}")
+    check_dtype(dtype)
     where: torch.device = torch_device(device, used=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
@@ -105,11 +101,9 @@ def _of_suite(suite: str, match: str, where: torch.device, dtype: str) -> Sequen
     import torch
 
     from hal.bench.warmup import call_of
-    from hal.bench.workload import SUITES, workloads
+    from hal.bench.workload import workloads
     from hal.errors import ArgumentError
 
-    if suite not in SUITES:
-        raise ArgumentError(f"--suite {suite}: there are {', '.join(SUITES)}")
     wanted = [w for w in workloads(suite) if match in w.name]
     if not wanted:
         raise ArgumentError(f"--match {match}: no workload of {suite} has this in its name")
